@@ -1,0 +1,38 @@
+# Each goal sets itself up in .venv; only Python 3.10 or newer and make are needed.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2])' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo lab test check unit notebooks clean
+
+help:
+	@echo "make demo   run the first tutorial and print the doctor's verdict"
+	@echo "make lab    open the tutorials in JupyterLab"
+	@echo "make test   lint, types, tests, tutorials: what CI runs"
+	@echo "make clean  remove what these made"
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m cuda_magic.testing.demo notebooks/01_first_steps.ipynb
+
+lab: $(VENV)/.demo
+	$(BIN)/jupyter lab notebooks/01_first_steps.ipynb
+
+test: $(VENV)/.test
+	$(BIN)/python tests/run.py
+
+clean:
+	rm -rf $(VENV) .stacks demo build dist .mypy_cache .ruff_cache .pytest_cache
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.10 or newer found; set PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -U "pip>=25.1"
+
+$(VENV)/.demo: pyproject.toml constraints/tests.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints/tests.txt -e . --group demo
+	touch $@
+
+$(VENV)/.test: pyproject.toml constraints/tests.txt tests/setup.sh | $(BIN)/python
+	BIN=$(BIN) sh tests/setup.sh
+	touch $@

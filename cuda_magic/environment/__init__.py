@@ -1,0 +1,1 @@
+"""Environment variables: catalogue, allocator grammar, visible devices, the state of this process, exports."""

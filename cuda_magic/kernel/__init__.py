@@ -1,0 +1,1 @@
+"""The kernel process itself: restart in place, the control channel, what IPython holds."""

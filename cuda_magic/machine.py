@@ -1,0 +1,68 @@
+"""The machine that the magics ask: the real one, or the practice GPU. One place decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from .devices.model import DeviceSource
+    from .memory.allocator import Allocator
+
+__all__ = ["Machine", "RealMachine", "machine", "use"]
+
+
+class Machine(Protocol):
+    """The three seams, and a label that is shown wherever their answers are."""
+
+    @property
+    def label(self) -> str:
+        """Empty for the real machine, ``PRACTICE`` for the practice GPU."""
+        ...
+
+    def devices(self) -> DeviceSource: ...
+
+    def allocator(self) -> Allocator | None:
+        """The allocator of the library that the user imported; None where none is imported."""
+        ...
+
+    def startup(self, full: bool = False) -> Any:
+        """How CUDA starts, tried in a child process: a `cuda_magic.doctor.startup.Startup`."""
+        ...
+
+
+@dataclass(frozen=True)
+class RealMachine:
+    """NVML, the torch in ``sys.modules``, and a child process."""
+
+    label: str = ""
+
+    def devices(self) -> DeviceSource:
+        from .devices.nvml import source
+
+        return source()
+
+    def allocator(self) -> Allocator | None:
+        from .memory.torch import allocator
+
+        return allocator()
+
+    def startup(self, full: bool = False) -> Any:
+        from .doctor.startup import probe
+
+        return probe(full=full)
+
+
+_machine: Machine = RealMachine()
+
+
+def machine() -> Machine:
+    """The machine in use."""
+    return _machine
+
+
+def use(new: Machine | None) -> Machine:
+    """Make `new` the machine in use (None: the real one); gives the one before."""
+    global _machine
+    before, _machine = _machine, new if new is not None else RealMachine()
+    return before

@@ -1,0 +1,86 @@
+"""The magics. One short file each: arguments in, result object out; the rooms behind them load on first use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+
+from ..cells.hooks import Hooks
+from ..settings import CudaMagic
+from . import cuda_doctor, cuda_env, cuda_guard, gpu_mem
+from .options import Spec
+
+__all__ = ["load", "unload"]
+
+SPECS: tuple[Spec, ...] = (cuda_env.SPEC, cuda_guard.SPEC, gpu_mem.SPEC, cuda_doctor.SPEC)
+
+
+@magics_class
+class CudaMagics(Magics):
+    """The four magics of one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.settings = CudaMagic(parent=shell)
+        self.hooks = Hooks(shell)
+        self.completers = {f"{kind}{spec.name}": spec.complete for spec in SPECS for kind in ("%", "%%")}
+
+    @line_magic
+    def cuda_env(self, line: str) -> Any:
+        return cuda_env.run(self, line)
+
+    @no_var_expand
+    @line_cell_magic
+    def cuda_guard(self, line: str, cell: str | None = None) -> Any:
+        __tracebackhide__ = True
+        return cuda_guard.run(self, line, cell)
+
+    @no_var_expand
+    @line_cell_magic
+    def gpu_mem(self, line: str, cell: str | None = None) -> Any:
+        __tracebackhide__ = True
+        return gpu_mem.run(self, line, cell)
+
+    @line_magic
+    def cuda_doctor(self, line: str) -> Any:
+        return cuda_doctor.run(self, line)
+
+
+for _spec in SPECS:
+    getattr(CudaMagics, _spec.name).__doc__ = _spec.doc()
+
+_loaded: dict[int, CudaMagics] = {}
+
+
+def load(shell: Any) -> None:
+    """Register magics, completers, settings and cell hooks. Loading twice replaces the first."""
+    unload(shell)
+    magics = CudaMagics(shell)
+    shell.register_magics(magics)
+    shell.configurables.append(magics.settings)
+    magics.hooks.install()
+    for key, complete in magics.completers.items():
+        shell.set_hook("complete_command", complete, str_key=key)
+    _loaded[id(shell)] = magics
+
+
+def unload(shell: Any) -> None:
+    """Undo `load`: no magic, hook, completer, setting, panel or parked tensor stays."""
+    magics = _loaded.pop(id(shell), None)
+    if magics is None:
+        return
+    magics.hooks.remove()
+    cuda_guard.close()
+    gpu_mem.close()
+    table = shell.magics_manager.magics
+    for kind, names in magics.magics.items():
+        for name in names:
+            table[kind].pop(name, None)
+    shell.magics_manager.registry.pop(type(magics).__name__, None)
+    if magics.settings in shell.configurables:
+        shell.configurables.remove(magics.settings)
+    commands = shell.strdispatchers.get("complete_command")
+    for key in magics.completers:
+        if commands is not None:
+            commands.strs.pop(key, None)

@@ -1,0 +1,132 @@
+"""Options of the magics as data: from one table come the parser, the help text and TAB completion.
+
+The parser is argparse's, built when a magic is first used; the help text costs a few string joins at load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ..errors import UserError, nearest
+
+__all__ = ["Option", "Spec"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `arguments` go to argparse's ``add_argument``; `values` completes what follows the flag."""
+
+    flag: str
+    help: str
+    metavar: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    values: Sequence[str] = ()
+
+    @property
+    def usage(self) -> str:
+        return f"{self.flag} {self.metavar}".strip()
+
+
+class _Parser(argparse.ArgumentParser):
+    magic = ""
+    flags: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        hint = ""
+        if message.startswith("unrecognized arguments: "):
+            wrong = message.split()[2]
+            if wrong.startswith("-"):
+                message = f"unknown option {wrong.split('=')[0]}."
+                hint = nearest(wrong.split("=")[0], self.flags) or f" Options: {', '.join(self.flags)}"
+            else:
+                message = f"takes no argument {wrong!r}"
+        raise UserError(f"{self.magic}: {message.removesuffix('.')}.{hint}")
+
+
+def split(line: str) -> list[str]:
+    """The words of a line; quotes group and are removed.
+
+    Raises
+    ------
+    UserError
+        If a quote is not closed.
+    """
+    try:
+        return shlex.split(line, comments=False, posix=True)
+    except ValueError as error:
+        raise UserError(f"{line!r}: {str(error).lower()}") from None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one magic takes: shown by ``%name?``, parsed, and completed."""
+
+    name: str
+    summary: str
+    options: Sequence[Option] = ()
+    positionals: Sequence[Option] = ()
+    examples: Sequence[tuple[str, str]] = ()
+    """(line, what it does), one for each use."""
+    more: Callable[[Any], list[str]] | None = None
+    """Completions beyond options, from the completer's event."""
+
+    @property
+    def flags(self) -> list[str]:
+        return [option.flag for option in self.options]
+
+    def doc(self) -> str:
+        """The help text."""
+        lines = [self.summary, "", "Examples", "--------"]
+        wide = max((len(line) for line, _ in self.examples), default=0)
+        lines += [f"{line.ljust(wide)}   {what}" for line, what in self.examples]
+        lines += ["", "Options", "-------"]
+        wide = max((len(o.usage) for o in (*self.positionals, *self.options)), default=0)
+        lines += [f"{o.usage.ljust(wide)}   {o.help}" for o in (*self.positionals, *self.options)]
+        return "\n".join(lines)
+
+    @functools.cached_property
+    def parser(self) -> argparse.ArgumentParser:
+        parser = _Parser(prog=self.name, add_help=False, allow_abbrev=False)
+        parser.magic, parser.flags = self.name, self.flags
+        for option in (*self.positionals, *self.options):
+            arguments = dict(option.arguments)
+            if option.metavar and "action" not in arguments and option.flag.startswith("-"):
+                arguments.setdefault("metavar", option.metavar)
+            elif not option.metavar and option.flag.startswith("-"):
+                arguments.setdefault("action", "store_true")
+            parser.add_argument(option.flag, help=option.help.replace("%", "%%"), **arguments)
+        return parser
+
+    def parse(self, words: str | Sequence[str]) -> argparse.Namespace:
+        """The arguments as a namespace.
+
+        Raises
+        ------
+        UserError
+            One sentence with the nearest right spelling.
+        """
+        words = split(words) if isinstance(words, str) else list(words)
+        try:
+            return self.parser.parse_args(words)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"{self.name}: {error}") from None
+
+    def complete(self, shell: Any, event: Any) -> list[str]:
+        """Completions for TAB (IPython's ``complete_command`` hook); never raises."""
+        try:
+            words = event.line.split()
+            typed = event.symbol
+            before = words[-1] if event.line.endswith(" ") else words[-2] if len(words) > 1 else ""
+            found = [v for o in self.options if o.flag == before for v in o.values if v.startswith(typed)]
+            if not found:
+                found = [flag for flag in self.flags if flag.startswith(typed)] if typed[:1] in ("", "-") else []
+                if self.more is not None:
+                    found += self.more(event)
+            return found
+        except Exception:  # noqa: BLE001 - TAB must never print a traceback
+            return []

@@ -1,0 +1,1 @@
+"""What this kernel holds: the Allocator protocol, torch behind it, holders, and the map of segments."""

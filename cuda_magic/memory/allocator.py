@@ -1,0 +1,176 @@
+"""The Allocator protocol: the seam at which torch (memory/torch) and the practice GPU (testing) answer.
+
+rescue/, the panel and the doctor know this protocol and never torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Allocator", "Block", "Segment", "Stats", "Storage", "largest_free"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a segment, `size` in bytes.
+
+    `state` is ``live``, ``pending`` (freed, still used by a stream) or ``free``.
+    """
+
+    address: int
+    size: int
+    state: str
+    requested: int | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One cudaMalloc of the caching allocator, cut into blocks that cover it in order of address."""
+
+    device: int
+    address: int
+    size: int
+    blocks: tuple[Block, ...]
+    pool: str = "large"
+    """``small`` (requests up to 1 MiB) or ``large``."""
+    stream: int = 0
+    pool_id: tuple[int, int] = (0, 0)
+    """(0, 0) the default pool; (n, 0) a CUDA graph's private pool; (0, n) a MemPool."""
+    expandable: bool = False
+
+
+@dataclass(frozen=True)
+class Stats:
+    """One device's counters, in bytes and counts since the process started."""
+
+    allocated: int
+    reserved: int
+    peak_allocated: int = 0
+    peak_reserved: int = 0
+    ooms: int = 0
+    retries: int = 0
+    device_mallocs: int = 0
+    private_pools: int = 0
+    """Bytes reserved in pools of CUDA graphs and MemPools."""
+    inactive_split: int = 0
+    """Bytes free inside segments that also hold live blocks: what fragmentation may cost."""
+
+    @property
+    def cached(self) -> int:
+        """Bytes reserved and not allocated."""
+        return self.reserved - self.allocated
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """One live storage on a device. `handle` is the allocator's own object, held only as long as this record is.
+
+    `reason` is why it may not be moved, empty when it may.
+    """
+
+    key: int
+    device: int
+    address: int
+    nbytes: int
+    handle: Any
+    reason: str = ""
+
+
+class Allocator(Protocol):
+    """What a rescue needs to know and to do. `device` is the process's own cuda index throughout.
+
+    No method starts CUDA: where `started` is False, readings are empty and actions do nothing.
+    """
+
+    name: str
+    label: str
+    """``PRACTICE`` for the practice GPU, else empty."""
+
+    def started(self) -> bool:
+        """Whether this process has a CUDA context that the library uses."""
+        ...
+
+    def devices(self) -> tuple[int, ...]:
+        """Indices of the devices in use by this process."""
+        ...
+
+    def stats(self, device: int) -> Stats: ...
+
+    def segments(self, device: int) -> tuple[Segment, ...]: ...
+
+    def driver_memory(self, device: int) -> tuple[int, int] | None:
+        """(free, total) bytes as the driver sees the device; None where unknown. Raises where the context is lost."""
+        ...
+
+    def memory_limit(self, device: int) -> int | None:
+        """Bytes this process may reserve (per-process fraction), None for no limit of its own."""
+        ...
+
+    def healthy(self, device: int) -> bool:
+        """False when the context is lost (after a device-side assert, say)."""
+        ...
+
+    # -- giving back
+    def empty_cache(self) -> None: ...
+
+    def clear_workspaces(self) -> list[str]:
+        """Clear cuBLAS workspaces, cuFFT plans and pools of other loaded libraries; names what was cleared."""
+        ...
+
+    # -- live storages and moving
+    def storages(self, device: int) -> list[Storage]:
+        """Every storage that the garbage collector can reach, each once."""
+        ...
+
+    def owners(self) -> Iterator[tuple[Any, int, int, int]]:
+        """(object, device, storage key, bytes) for every reachable tensor: who holds what."""
+        ...
+
+    def moving_refused(self, device: int) -> str:
+        """Why nothing may be moved now (a live CUDA graph, other threads, ...), or an empty string."""
+        ...
+
+    def move(self, storage: Storage) -> int:
+        """Move to a new block of the same size on the same device; gives the new address."""
+        ...
+
+    def filler(self, device: int, nbytes: int, stream: int = 0) -> Any:
+        """An allocation that only holds a place; dropped by deleting it."""
+        ...
+
+    def filler_address(self, filler: Any) -> int: ...
+
+    # -- settings
+    def expandable(self) -> bool | None:
+        """Whether new segments are expandable now; None where this cannot be known."""
+        ...
+
+    def with_expandable(self) -> AbstractContextManager[None]:
+        """Expandable segments on inside, other settings kept, put back on leaving."""
+        ...
+
+    def uncached(self) -> AbstractContextManager[None]:
+        """The caching allocator bypassed inside (plain cudaMalloc)."""
+        ...
+
+    # -- random states, so that a repeated statement draws the same numbers
+    def random_state(self) -> Any: ...
+
+    def set_random_state(self, state: Any) -> None: ...
+
+    # -- what a failed attempt may have changed and cannot be put back
+    def watch(self, namespace: Iterable[Any]) -> Any:
+        """A cheap mark of tensors' versions, gradients and optimizers' steps before a statement."""
+        ...
+
+    def changed(self, mark: Any) -> list[str]:
+        """Sentences naming what has changed since `mark` and cannot be put back; empty when nothing did."""
+        ...
+
+
+def largest_free(segments: Iterable[Segment]) -> int:
+    """Bytes of the largest free block in ordinary pools, 0 when there is none."""
+    return max((b.size for s in segments if s.pool_id == (0, 0) for b in s.blocks if b.state == "free"), default=0)

@@ -1,0 +1,69 @@
+"""What every test may use: a shell of its own, the practice GPU, and one rule on skips."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _real_gpu_count() -> int:
+    """Cards that CUDA can start on, asked in a child process (the tests' own process stays untouched)."""
+    code = "import torch,sys; sys.exit(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode if _has("torch") else 0
+
+
+def _has(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wants_gpu = any(item.get_closest_marker("gpu") or item.get_closest_marker("two_gpus") for item in items)
+    cards = _real_gpu_count() if wants_gpu else 0
+    for item in items:
+        if item.get_closest_marker("gpu") and cards < 1:
+            item.add_marker(pytest.mark.skip(reason="no GPU on which a CUDA build of torch starts"))
+        if item.get_closest_marker("two_gpus") and cards < 2:
+            item.add_marker(pytest.mark.skip(reason="fewer than two GPUs"))
+        if item.get_closest_marker("torch") and not _has("torch"):
+            item.add_marker(pytest.mark.skip(reason="torch is not installed"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    """In CI (NO_SKIPS=1) a skip is a failure: what cannot run must be told, not passed over."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and os.environ.get("NO_SKIPS") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which NO_SKIPS=1 forbids: {report.longrepr}"
+
+
+@pytest.fixture
+def shell():
+    """A fresh in-process IPython shell with no history file."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    InteractiveShell.clear_instance()
+    config = Config()
+    config.HistoryManager.enabled = False
+    new = InteractiveShell.instance(config=config)
+    yield new
+    new.atexit_operations()
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def loaded(shell):
+    """The same shell with cuda_magic loaded."""
+    shell.run_line_magic("load_ext", "cuda_magic")
+    yield shell
+    shell.run_line_magic("unload_ext", "cuda_magic")

@@ -1,0 +1,58 @@
+"""What `make test` runs, in order; stops at the first failure. Skips are printed, and forbidden with NO_SKIPS=1."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+
+def run(title: str, *command: str, **env: str) -> None:
+    print(f"\n== {title}: {' '.join(command)}", flush=True)
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env})
+    print(f"== {title}: {'ok' if not done.returncode else 'FAILED'} in {time.monotonic() - started:.0f} s", flush=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def main() -> None:
+    python = sys.executable
+    run("ruff", python, "-m", "ruff", "check", ".")
+    run("format", python, "-m", "ruff", "format", "--check", ".")
+    run("mypy", python, "-m", "mypy")
+    # Browser tests and stacks take a core of their own: first everything else on both cores, then those one by one.
+    quick = "not browser and not stack and not gpu and not two_gpus"
+    run("tests", python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadscope", "-m", quick)
+    run(
+        "tutorials",
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "--nbval",
+        "--nbval-current-env",
+        "--nbval-cell-timeout=120",
+        "--nbval-sanitize-with",
+        "notebooks/sanitize.cfg",
+        "notebooks",
+        CUDA_MAGIC_PRACTICE="1",
+    )
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium and not subprocess.run([python, "-c", "import playwright, jupyterlab"], capture_output=True).returncode:
+        run("browser", python, "-m", "pytest", "-q", "-m", "browser")
+    elif os.environ.get("NO_SKIPS"):
+        sys.exit("browser tests cannot run: Chromium, Playwright or JupyterLab is missing")
+    else:
+        print("== browser: SKIPPED, Chromium, Playwright or JupyterLab is not installed")
+    run("stacks", python, "-m", "pytest", "-q", "-m", "stack")
+
+
+if __name__ == "__main__":
+    main()
