@@ -9,7 +9,8 @@ from .options import Spec
 SPEC = Spec(
     name="cuda_guard",
     summary=(
-        "Run the cell exactly as it would run without this line; on out of GPU memory make room and repeat the statement."
+        "Run the cell exactly as it would run without this line;"
+        " on out of GPU memory make room and repeat the statement."
     ),
     examples=(
         ("%%cuda_guard", "run the cell, rescued where it can be"),

@@ -85,9 +85,15 @@ class Allocator(Protocol):
     No method starts CUDA: where `started` is False, readings are empty and actions do nothing.
     """
 
-    name: str
-    label: str
-    """``PRACTICE`` for the practice GPU, else empty."""
+    @property
+    def name(self) -> str:
+        """The library and its release: ``torch 2.11.0``."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """``PRACTICE`` for the practice GPU, else empty."""
+        ...
 
     def started(self) -> bool:
         """Whether this process has a CUDA context that the library uses."""

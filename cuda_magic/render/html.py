@@ -57,14 +57,11 @@ def _one(block: Block) -> str:
 def _table(table: Table) -> str:
     def row(cells: Iterable[str], tag: str) -> str:
         scope = ' scope="col"' if tag == "th" else ""
-        return (
-            "<tr>"
-            + "".join(
-                f'<{tag}{scope} style="{_CELL.format("right" if i in table.right else "left")}">{escape(str(cell))}</{tag}>'
-                for i, cell in enumerate(cells)
-            )
-            + "</tr>"
-        )
+        drawn = []
+        for i, cell in enumerate(cells):
+            style = _CELL.format("right" if i in table.right else "left")
+            drawn.append(f'<{tag}{scope} style="{style}">{escape(str(cell))}</{tag}>')
+        return f"<tr>{''.join(drawn)}</tr>"
 
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
     head = row(table.columns, "th")

@@ -1,0 +1,182 @@
+"""torch's caching allocator behind the Allocator protocol. Nothing here starts CUDA: every method asks first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..allocator import Block, Segment, Stats, Storage
+from . import changes, libraries, randomness, safety, scan, settings
+
+__all__ = ["TorchAllocator"]
+
+_STATES = {"active_allocated": "live", "inactive": "free"}
+"""Block states of torch's memory_snapshot; every other (active_awaiting_free, active_pending_free) is pending."""
+
+
+class TorchAllocator:
+    """The Allocator protocol over the torch in ``sys.modules``."""
+
+    label = ""
+
+    def __init__(self) -> None:
+        self.torch: Any = sys.modules["torch"]
+
+    @property
+    def name(self) -> str:
+        return f"torch {self.torch.__version__}"
+
+    # -- readings
+    def started(self) -> bool:
+        return bool(self.torch.cuda.is_initialized())
+
+    def devices(self) -> tuple[int, ...]:
+        if not self.started():
+            return ()
+        has_context = self.torch._C._cuda_hasPrimaryContext
+        return tuple(i for i in range(self.torch.cuda.device_count()) if has_context(i))
+
+    def _ready(self, device: int) -> bool:
+        return device in self.devices()
+
+    def stats(self, device: int) -> Stats:
+        # before CUDA starts torch gives {}; a pluggable allocator raises
+        try:
+            numbers = self.torch.cuda.memory_stats(device) if self._ready(device) else {}
+        except RuntimeError:
+            numbers = {}
+
+        def read(key: str) -> int:
+            return int(numbers.get(key, 0))
+
+        return Stats(
+            allocated=read("allocated_bytes.all.current"),
+            reserved=read("reserved_bytes.all.current"),
+            peak_allocated=read("allocated_bytes.all.peak"),
+            peak_reserved=read("reserved_bytes.all.peak"),
+            ooms=read("num_ooms"),
+            retries=read("num_alloc_retries"),
+            device_mallocs=read("num_device_alloc"),
+            private_pools=self._private(device) if numbers else 0,
+            inactive_split=read("inactive_split_bytes.all.current"),
+        )
+
+    def ooms(self, device: int) -> int:
+        """Out-of-memory errors raised so far, those that the user's code handled included."""
+        return int(self.torch.cuda.memory_stats(device).get("num_ooms", 0)) if self._ready(device) else 0
+
+    def _private(self, device: int) -> int:
+        return sum(s.size for s in self.segments(device) if s.pool_id != (0, 0))
+
+    def segments(self, device: int) -> tuple[Segment, ...]:
+        if not self._ready(device):
+            return ()
+        try:
+            snapshot = self.torch.cuda.memory_snapshot()
+        except RuntimeError:  # a pluggable allocator has none
+            return ()
+        return tuple(_segment(raw) for raw in snapshot if raw["device"] == device)
+
+    def driver_memory(self, device: int) -> tuple[int, int] | None:
+        if not self._ready(device):
+            return None
+        free, total = self.torch.cuda.mem_get_info(device)
+        return int(free), int(total)
+
+    def memory_limit(self, device: int) -> int | None:
+        read = getattr(self.torch.cuda, "get_per_process_memory_fraction", None)  # since torch 2.6
+        if read is None or not self._ready(device):
+            return None
+        fraction = float(read(device))
+        total = self.torch.cuda.get_device_properties(device).total_memory
+        return int(fraction * total) if fraction < 1 else None
+
+    def healthy(self, device: int) -> bool:
+        if not self._ready(device):
+            return True
+        try:
+            self.torch.cuda.synchronize(device)
+        except RuntimeError:
+            return False
+        return True
+
+    # -- giving back
+    def empty_cache(self) -> None:
+        if self.started():
+            self.torch.cuda.empty_cache()
+
+    def clear_workspaces(self) -> list[str]:
+        return libraries.clear(self.torch) if self.started() else []
+
+    # -- live storages and moving
+    def storages(self, device: int) -> list[Storage]:
+        return scan.storages(self.torch, device) if self._ready(device) else []
+
+    def owners(self) -> Iterator[tuple[Any, int, int, int]]:
+        return scan.owners(self.torch)
+
+    def moving_refused(self, device: int) -> str:
+        return safety.refusal(self.torch, device) if self._ready(device) else "CUDA is not started"
+
+    def move(self, storage: Storage) -> int:
+        # resize_ to its own size takes a new block, copies on the current stream and frees the old block: a move.
+        # The current stream must be the one that the segment belongs to, here the default one.
+        cuda = self.torch.cuda
+        with cuda.device(storage.device), cuda.stream(cuda.default_stream(storage.device)):
+            storage.handle.resize_(storage.handle.nbytes())
+        return int(storage.handle.data_ptr())
+
+    def filler(self, device: int, nbytes: int, stream: int = 0) -> Any:
+        torch = self.torch
+        chosen = torch.cuda.ExternalStream(stream, device=device) if stream else torch.cuda.default_stream(device)
+        with torch.cuda.stream(chosen):
+            return torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}")
+
+    def filler_address(self, filler: Any) -> int:
+        return int(filler.data_ptr())
+
+    # -- settings
+    def expandable(self) -> bool | None:
+        return settings.expandable(self.torch) if self.started() else None
+
+    def with_expandable(self) -> AbstractContextManager[None]:
+        return settings.with_expandable(self.torch)
+
+    def uncached(self) -> AbstractContextManager[None]:
+        return settings.uncached(self.torch)
+
+    # -- repeating a statement
+    def random_state(self) -> Any:
+        return randomness.take(self.torch)
+
+    def set_random_state(self, state: Any) -> None:
+        randomness.put_back(self.torch, state)
+
+    def watch(self, namespace: Iterable[Any]) -> Any:
+        return changes.watch(self.torch, namespace)
+
+    def changed(self, mark: Any) -> list[str]:
+        return changes.changed(mark)
+
+
+def _segment(raw: dict[str, Any]) -> Segment:
+    blocks = []
+    address = raw["address"]
+    for block in raw["blocks"]:
+        state = _STATES.get(block["state"], "pending")
+        # releases before 2.2 give no address of a block: blocks lie one behind the other
+        at = block.get("address", address)
+        blocks.append(Block(at, block["size"], state, block.get("requested_size")))
+        address = at + block["size"]
+    return Segment(
+        device=raw["device"],
+        address=raw["address"],
+        size=raw["total_size"],
+        blocks=tuple(blocks),
+        pool=raw["segment_type"],
+        stream=raw["stream"],
+        pool_id=tuple(raw.get("segment_pool_id", (0, 0))),
+        expandable=bool(raw.get("is_expandable", False)),
+    )

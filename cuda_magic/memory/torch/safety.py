@@ -1,0 +1,41 @@
+"""When nothing may be moved, because a raw pointer may be remembered where no scan sees it (seen on an H200)."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+__all__ = ["graphs_alive", "refusal"]
+
+_VIEWS = {"UnownedMemory": "cupy", "MemoryPointer": "numba"}
+"""Types that hold the address of somebody else's CUDA memory: made by cupy.asarray, numba.cuda.as_cuda_array."""
+
+
+def graphs_alive(torch: Any) -> bool:
+    """Whether a captured CUDA graph exists: it replays with the addresses of its capture."""
+    graph = torch.cuda.CUDAGraph
+    return any(type(found) is graph for found in gc.get_objects()) or any(
+        next(iter(raw.get("segment_pool_id", (0, 0)))) > 0 for raw in torch.cuda.memory_snapshot()
+    )
+
+
+def refusal(torch: Any, device: int) -> str:
+    """One sentence why no storage of `device` may be moved now, or an empty string."""
+    backend = getattr(torch.cuda, "get_allocator_backend", None)
+    if backend is not None and backend() != "native":
+        return f"the allocator is {backend()}, whose addresses cannot be planned"
+    if torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph is being captured"
+    if graphs_alive(torch):
+        return "a captured CUDA graph remembers the addresses of its tensors"
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
+        if ranks > 1:
+            return f"{ranks} ranks may have registered buffers with each other"
+    for found in gc.get_objects():
+        library = _VIEWS.get(type(found).__name__)
+        if library and type(found).__module__.split(".", 1)[0] == library:
+            return f"{library} holds the address of memory that it does not own"
+    return ""

@@ -1,0 +1,99 @@
+"""Allocator settings that can change at run time, put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...errors import Refused
+
+__all__ = ["expandable", "live", "uncached", "with_expandable"]
+
+
+def live(torch: Any) -> dict[str, Any]:
+    """The allocator's settings as it uses them; empty where it does not tell (cudaMallocAsync, pluggable)."""
+    try:
+        snapshot = torch.cuda.memory._snapshot()
+    except (AttributeError, RuntimeError):
+        return {}
+    return dict(snapshot.get("allocator_settings", {}))
+
+
+def expandable(torch: Any) -> bool | None:
+    """Whether new segments are expandable; None where the allocator does not tell."""
+    value = live(torch).get("expandable_segments")
+    return None if value is None else bool(value)
+
+
+def _set(torch: Any, text: str) -> None:
+    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # since torch 2.10; merges
+    if newer is not None:
+        newer(text)
+    else:
+        torch.cuda.memory._set_allocator_settings(text)
+
+
+@contextmanager
+def with_expandable(torch: Any) -> Iterator[None]:
+    """Expandable segments for what is allocated inside; other settings kept.
+
+    Up to torch 2.9 setting one option puts the others back to their defaults, so the whole configuration is given
+    again; from 2.10 on options merge.
+
+    Raises
+    ------
+    Refused
+        If the allocator cannot do it (another backend, torch before 2.1).
+    """
+    before = live(torch)
+    if "expandable_segments" not in before:
+        raise Refused("expandable segments cannot be switched on here: the allocator does not tell its settings")
+    if before["expandable_segments"]:
+        yield
+        return
+    written = str(before.get("PYTORCH_CUDA_ALLOC_CONF", "") or "")
+    kept = ",".join(o for o in _options(written) if not o.strip().startswith("expandable_segments"))
+    merges = hasattr(torch._C, "_accelerator_setAllocatorSettings")
+    base = "" if merges or not kept else kept + ","
+    _set(torch, f"{base}expandable_segments:True")
+    if not expandable(torch):
+        _set(torch, f"{base}expandable_segments:False")
+        raise Refused("expandable segments are not supported on this platform")
+    try:
+        yield
+    finally:
+        _set(torch, f"{base}expandable_segments:False")
+
+
+def _options(text: str) -> list[str]:
+    """The options of a configuration; commas inside ``[...]`` do not separate."""
+    options, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c == "[") - (c == "]")
+        if c == "," and not depth:
+            options.append(text[start:i])
+            start = i + 1
+    return [o for o in [*options, text[start:]] if o.strip()]
+
+
+@contextmanager
+def uncached(torch: Any) -> Iterator[None]:
+    """The caching allocator bypassed inside: each tensor is a cudaMalloc of its own. Since torch 2.6.
+
+    The cache is emptied first, since switching it off does not flush it (seen on an H200, torch 2.11).
+
+    Raises
+    ------
+    Refused
+        If this torch has no such switch.
+    """
+    switch = getattr(torch.cuda, "caching_allocator_enable", None)
+    if switch is None:
+        raise Refused(f"torch {torch.__version__} cannot bypass its caching allocator in a running kernel (2.6 can)")
+    torch.cuda.empty_cache()
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
