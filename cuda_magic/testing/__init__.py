@@ -1,1 +1,42 @@
-"""The practice GPU: an honest model of a card and of the caching allocator, for tutorials, tests and CI."""
+"""A GPU for tutorials and tests: the real card where CUDA works, else a practice GPU that needs no hardware."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..machine import use
+
+if TYPE_CHECKING:
+    from .practice import PracticeGpu
+    from .real import RealGpu
+
+__all__ = ["gpu"]
+
+
+def gpu(devices: Sequence[str | int] = ("24 GiB",), force: bool = False) -> PracticeGpu | RealGpu:
+    """The GPU to work on, and the machine that the magics look at from now on.
+
+    Parameters
+    ----------
+    devices
+        The size of each practice card. A real machine is used if it has at least as many cards.
+    force
+        Always the practice GPU; the environment variable ``CUDA_MAGIC_PRACTICE=1`` does the same.
+
+    Returns
+    -------
+    PracticeGpu or RealGpu
+        With ``empty``, ``full``, ``fill``, ``sum``, ``rand``, ``limit`` and ``other_process``.
+    """
+    from .real import RealGpu, real_gpus
+
+    if not force and os.environ.get("CUDA_MAGIC_PRACTICE") != "1" and real_gpus() >= len(devices):
+        use(None)
+        return RealGpu()
+    from .practice import PracticeGpu
+
+    made = PracticeGpu(devices)
+    use(made.machine)
+    return made

@@ -1,0 +1,228 @@
+"""The practice GPUs behind the Allocator protocol: a rescue works on them as it works on torch."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..memory.allocator import Segment, Stats, Storage
+from .caching import Block, Caching
+from .card import GRANULE, Card
+from .errors import error
+from .tensor import PracticeStorage, PracticeTensor
+
+__all__ = ["PracticeAllocator"]
+
+
+class PracticeAllocator:
+    """Caching allocators of this process, one a card, and the tensors that live on them."""
+
+    name = "practice allocator"
+    label = "PRACTICE"
+
+    def __init__(self, cards: Sequence[Card]) -> None:
+        self.cards = tuple(cards)
+        self.caching = tuple(Caching(card) for card in cards)
+        self.generator = random.Random(0)
+        self.refusal = ""
+        """Set by a test: why nothing may be moved."""
+        self._bypassed = False
+        self._storages: dict[int, weakref.ref[PracticeStorage]] = {}
+        self._tensors: dict[int, weakref.ref[PracticeTensor]] = {}
+        self._serial = 0
+        self._busy = False
+        self._dropped: deque[tuple[int, int, int, Block | None]] = deque()
+
+    # -- what users' tensors ask for
+    def tensor(self, nbytes: int, device: int) -> PracticeTensor:
+        """A new tensor.
+
+        Raises
+        ------
+        OutOfMemoryError, AcceleratorError
+            As torch does.
+        """
+        storage = self._storage(nbytes, device)
+        new = PracticeTensor(storage)
+        self._tensors[storage.key] = weakref.ref(new)
+        return new
+
+    def _storage(self, nbytes: int, device: int) -> PracticeStorage:
+        if nbytes < 0:
+            raise ValueError(f"a tensor of {nbytes} bytes")
+        self._serial += 1
+        new = PracticeStorage(self, device, nbytes, self._serial)
+        self._storages[new.key] = weakref.ref(new)
+        return new
+
+    def fetch(self, storage: PracticeStorage) -> None:
+        """Give `storage` memory of its own size."""
+        card = self.cards[storage.device]
+        card.start()
+        if not storage.nbytes:
+            return
+        self._busy = True  # the garbage collector may run inside: what it drops then waits
+        try:
+            if self._bypassed:
+                address = card.allocate(-(-storage.nbytes // GRANULE) * GRANULE)
+                if address is None:
+                    raise error("runtime")
+                storage.block, storage.address = None, address
+            else:
+                storage.block = self.caching[storage.device].take(storage.nbytes)
+                storage.address = storage.block.address
+        finally:
+            self._busy = False
+            self._settle()
+
+    def drop(self, storage: PracticeStorage) -> None:
+        """Take back the memory of `storage`."""
+        self._storages.pop(storage.key, None)
+        self._tensors.pop(storage.key, None)
+        if storage.address:
+            self._give_back(storage.device, storage.address, storage.nbytes, storage.block)
+            storage.block, storage.address = None, 0
+
+    def _give_back(self, device: int, address: int, nbytes: int, block: Block | None) -> None:
+        self._dropped.append((device, address, nbytes, block))
+        if not self._busy:
+            self._settle()
+
+    def _settle(self) -> None:
+        while self._dropped:
+            device, address, nbytes, block = self._dropped.popleft()
+            self._busy = True
+            try:
+                if block is None:
+                    self.cards[device].release(address, -(-nbytes // GRANULE) * GRANULE)
+                else:
+                    self.caching[device].give(block)
+            finally:
+                self._busy = False
+
+    # -- readings
+    def started(self) -> bool:
+        return any(card.started for card in self.cards)
+
+    def devices(self) -> tuple[int, ...]:
+        return tuple(card.index for card in self.cards if card.started)
+
+    def stats(self, device: int) -> Stats:
+        return self.caching[device].stats()
+
+    def ooms(self, device: int) -> int:
+        """Out-of-memory errors raised so far, those that the user's code handled included."""
+        return self.caching[device].ooms
+
+    def segments(self, device: int) -> tuple[Segment, ...]:
+        return self.caching[device].segments()
+
+    def driver_memory(self, device: int) -> tuple[int, int] | None:
+        card = self.cards[device]
+        if card.lost:
+            raise error("assert")
+        return (card.free, card.capacity) if card.started else None
+
+    def memory_limit(self, device: int) -> int | None:
+        return self.caching[device].limit
+
+    def healthy(self, device: int) -> bool:
+        return not self.cards[device].lost
+
+    # -- giving back
+    def empty_cache(self) -> None:
+        for caching in self.caching:
+            self._busy = True
+            try:
+                caching.empty_cache()
+            finally:
+                self._busy = False
+                self._settle()
+
+    def clear_workspaces(self) -> list[str]:
+        return []
+
+    # -- live storages and moving
+    def storages(self, device: int) -> list[Storage]:
+        found = []
+        for reference in list(self._storages.values()):
+            storage = reference()
+            if storage is not None and storage.device == device and storage.address:
+                reason = "" if storage.block is not None else "made with the caching allocator bypassed"
+                found.append(Storage(storage.key, device, storage.address, storage.nbytes, storage, reason))
+        return found
+
+    def owners(self) -> Iterator[tuple[Any, int, int, int]]:
+        for reference in list(self._tensors.values()):
+            tensor = reference()
+            if tensor is not None:
+                storage = tensor.untyped_storage()
+                yield tensor, storage.device, storage.key, storage.nbytes
+
+    def moving_refused(self, device: int) -> str:
+        return self.refusal if self.cards[device].started else "CUDA is not started"
+
+    def move(self, storage: Storage) -> int:
+        """As torch's ``resize_``: a new block first, then the copy, then the old block goes back."""
+        mine: PracticeStorage = storage.handle
+        address, block = mine.address, mine.block
+        self.fetch(mine)
+        self.cards[mine.device].contents.copy(address, mine.address, mine.nbytes)
+        self._give_back(mine.device, address, mine.nbytes, block)
+        return mine.address
+
+    def filler(self, device: int, nbytes: int, stream: int = 0) -> Any:
+        return self._storage(nbytes, device)
+
+    def filler_address(self, filler: Any) -> int:
+        return int(filler.address)
+
+    # -- settings
+    def expandable(self) -> bool | None:
+        return any(caching.expandable for caching in self.caching) if self.started() else None
+
+    @contextmanager
+    def with_expandable(self) -> Iterator[None]:
+        before = [caching.expandable for caching in self.caching]
+        for caching in self.caching:
+            caching.expandable = True
+        try:
+            yield
+        finally:
+            for caching, old in zip(self.caching, before, strict=True):
+                caching.expandable = old
+
+    @contextmanager
+    def uncached(self) -> Iterator[None]:
+        before, self._bypassed = self._bypassed, True
+        try:
+            yield
+        finally:
+            self._bypassed = before
+
+    # -- repeating a statement
+    def random_state(self) -> Any:
+        return self.generator.getstate()
+
+    def set_random_state(self, state: Any) -> None:
+        self.generator.setstate(state)
+
+    def watch(self, namespace: Iterable[Any]) -> Any:
+        items = (
+            namespace.items()
+            if isinstance(namespace, Mapping)
+            else ((f"value {i}", v) for i, v in enumerate(namespace))
+        )
+        return [
+            (name, weakref.ref(value), value._version)
+            for name, value in list(items)
+            if isinstance(value, PracticeTensor)
+        ]
+
+    def changed(self, mark: Any) -> list[str]:
+        names = [str(name) for name, tensor, version in mark if (t := tensor()) is not None and t._version != version]
+        return [f"changed in place: {', '.join(names)}"] if names else []

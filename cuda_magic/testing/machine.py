@@ -1,0 +1,53 @@
+"""The practice machine: the seams of cuda_magic/machine.py answered by practice GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..devices.model import Reading
+from .allocator import PracticeAllocator
+from .card import Card
+
+__all__ = ["PracticeMachine", "PracticeSource"]
+
+DRIVER = "580.65.06"
+CUDA = "13.0"
+
+
+class PracticeSource:
+    """Readings of practice cards."""
+
+    def __init__(self, cards: Sequence[Card]) -> None:
+        self.cards = cards
+
+    def read(self, *, processes: bool = True, slow: bool = True) -> Reading:
+        pid = os.getpid()
+        return Reading(
+            time=time.time(),
+            devices=tuple(card.reading(pid) for card in self.cards),
+            driver_version=DRIVER,
+            cuda_version=CUDA,
+            label="PRACTICE",
+        )
+
+
+class PracticeMachine:
+    """Practice GPUs in place of the real machine; all in this process, nothing is started."""
+
+    label = "PRACTICE"
+
+    def __init__(self, cards: Sequence[Card]) -> None:
+        self.cards = tuple(cards)
+        self._allocator = PracticeAllocator(self.cards)
+
+    def devices(self) -> PracticeSource:
+        return PracticeSource(self.cards)
+
+    def allocator(self) -> PracticeAllocator:
+        return self._allocator
+
+    def startup(self, full: bool = False) -> Any:
+        raise NotImplementedError
