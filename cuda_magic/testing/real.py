@@ -113,7 +113,7 @@ class RealGpu:
     def other_process(
         self, nbytes: str | int, pid: int = 0, seconds: float | None = None, device: int = 0
     ) -> RealProcess:
-        """Another process that holds `nbytes` of `device` until its ``stop()`` or for `seconds`; `pid` is the child's own."""
+        """A child process that holds `nbytes` of `device` until its ``stop()`` or for `seconds`; it has its own pid."""
         return RealProcess(size(nbytes), device, seconds)
 
     def lose_context(self, device: int = 0) -> None:
