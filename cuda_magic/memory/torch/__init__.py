@@ -16,6 +16,6 @@ def allocator() -> Allocator | None:
 
     if getattr(sys.modules.get("torch"), "cuda", None) is None:
         return None
-    from .allocator import TorchAllocator
+    from .caching import TorchAllocator
 
     return TorchAllocator()
