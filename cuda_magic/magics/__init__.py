@@ -78,8 +78,8 @@ def unload(shell: Any) -> None:
         for name in names:
             table[kind].pop(name, None)
     shell.magics_manager.registry.pop(type(magics).__name__, None)
-    if magics.settings in shell.configurables:
-        shell.configurables.remove(magics.settings)
+    # Magics.__init__ puts itself there too
+    shell.configurables[:] = [c for c in shell.configurables if c is not magics and c is not magics.settings]
     commands = shell.strdispatchers.get("complete_command")
     for key in magics.completers:
         if commands is not None:

@@ -1,6 +1,7 @@
 """Figures that the GPU tests measured, with the card, driver and torch release they were seen on.
 
-Written to the folder that RECORD_DIR names (else not kept): ``pytest -m gpu`` on a card, then copy to benchmarks/results.
+Written to the folder that RECORD_DIR names (else not kept): run
+``pytest -m gpu`` on a card, keep in benchmarks/results.
 """
 
 from __future__ import annotations
