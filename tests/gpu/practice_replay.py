@@ -13,7 +13,7 @@ import sys
 import torch
 
 from cuda_magic.memory.allocator import largest_free
-from cuda_magic.memory.torch.allocator import TorchAllocator
+from cuda_magic.memory.torch.caching import TorchAllocator
 from cuda_magic.testing.practice import PracticeGpu
 
 MIB = 1 << 20
