@@ -18,7 +18,7 @@ USAGE = 64
 _HELP = """usage: cuda-magic COMMAND [OPTION ...]
 
   doctor   why CUDA does not work here, and what to do   [--json] [--full] [--show-private]
-  mem      who holds the memory of each GPU              [--json] [--who]
+  mem      who holds the memory of each GPU              [--json]
   env      the environment, and whether it is in effect  [NAME ...] [--json] [--export FORMAT]
 
 exit code: 0 healthy or nothing to do, 1 findings, 2 CUDA unusable, 64 wrong usage"""
