@@ -64,8 +64,8 @@ def _table(table: Table) -> str:
         return f"<tr>{''.join(drawn)}</tr>"
 
     caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    head = row(table.columns, "th")
-    return f"<table>{caption}<thead>{head}</thead><tbody>{''.join(row(r, 'td') for r in table.rows)}</tbody></table>"
+    head = f"<thead>{row(table.columns, 'th')}</thead>" if any(table.columns) else ""
+    return f"<table>{caption}{head}<tbody>{''.join(row(r, 'td') for r in table.rows)}</tbody></table>"
 
 
 def _bar(bar: Bar) -> str:

@@ -58,7 +58,7 @@ def table_text(table: Table) -> str:
             padded.append(space + cell if i in table.right else cell + space)
         return "  ".join(padded).rstrip()
 
-    lines = [line(head), "  ".join("-" * w for w in widths), *map(line, rows)]
+    lines = [*([line(head), "  ".join("-" * w for w in widths)] if any(head) else []), *map(line, rows)]
     return "\n".join(([table.caption] if table.caption else []) + lines)
 
 

@@ -1,0 +1,142 @@
+"""Setting and unsetting: all that a line asks for, or nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from ..errors import Refused, UserError, nearest
+from .catalogue import CATALOGUE, find
+from .state import Moment, now
+
+__all__ = ["apply", "parse", "undo", "words"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_before: list[dict[str, str | None]] = []
+"""What stood before each change, the last one at the end."""
+set_at: dict[str, tuple[str | None, Moment]] = {}
+"""The value that we gave each variable, and the moment at which we did."""
+
+
+def words(line: str) -> list[str]:
+    """The words of a line. Quotes and brackets group; one pair of quotes around a value is taken off.
+
+    Raises
+    ------
+    UserError
+        If a quote or bracket is left open.
+    """
+    found: list[str] = []
+    word, quote, depth, started = "", "", 0, False
+    for c in line:
+        if quote:
+            if c == quote:
+                quote = ""
+            else:
+                word += c
+        elif c in "'\"":
+            quote, started = c, True
+        elif c.isspace() and not depth:
+            if started or word:
+                found.append(word)
+            word, started = "", False
+        else:
+            depth += (c == "[") - (c == "]")
+            word += c
+    if quote or depth > 0:
+        raise UserError(f"cuda_env: {quote or '['} is not closed in {line.strip()!r}.")
+    return [*found, word] if started or word else found
+
+
+def parse(assignments: Sequence[str]) -> dict[str, str]:
+    """Names to values of ``NAME=VALUE`` words.
+
+    Raises
+    ------
+    UserError
+        If a word is no assignment or a name is no name.
+    """
+    wanted = {}
+    for word in assignments:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"cuda_env: {word!r} has no value; write {word}=VALUE.")
+        if not _NAME.fullmatch(name):
+            raise UserError(f"cuda_env: {name!r} is not the name of a variable.")
+        wanted[name] = value
+    return wanted
+
+
+def check(name: str, value: str, force: bool = False) -> None:
+    """Whether `value` may be set.
+
+    Raises
+    ------
+    UserError
+        If the value is illegal, or the name looks like a misspelt one.
+    """
+    variable = find(name)
+    if variable is None:
+        hint = _misspelt(name)
+        if hint and not force:
+            raise UserError(f"cuda_env: {name} is not known.{hint} (--force sets it all the same)")
+        return
+    wrong = variable.check(value)
+    if wrong and not force:
+        raise UserError(f"cuda_env: {name}={value} is not legal: {wrong}.")
+
+
+def _misspelt(name: str) -> str:
+    known = [v.name for v in CATALOGUE]
+    return next((f" Did you mean {k!r}?" for k in known if _edits(name, k, 2) <= 2), "")
+
+
+def _edits(a: str, b: str, most: int) -> int:
+    """Levenshtein distance of two names, `most` + 1 where it is larger."""
+    if abs(len(a) - len(b)) > most:
+        return most + 1
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        above, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            above, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above + (x != y))
+    return row[-1]
+
+
+def apply(wanted: dict[str, str | None]) -> None:
+    """Set (or with None unset) all of `wanted` in this process; `undo` takes it back."""
+    _before.append({name: os.environ.get(name) for name in wanted})
+    _put(wanted)
+
+
+def undo() -> list[str]:
+    """Back to what stood before the last change; the names concerned.
+
+    Raises
+    ------
+    Refused
+        If nothing was changed since the kernel started.
+    """
+    if not _before:
+        raise Refused("cuda_env: nothing was changed since this kernel started.")
+    earlier = _before.pop()
+    _put(earlier)
+    return list(earlier)
+
+
+def _put(values: dict[str, str | None]) -> None:
+    moment = now()
+    for name, value in values.items():
+        set_at[name] = (value, moment)
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def known(name: str) -> None:
+    """Raise UserError where `name` is not in the catalogue and not set."""
+    if find(name) is None and name not in os.environ:
+        names = [v.name for v in CATALOGUE]
+        raise UserError(f"cuda_env: {name} is not in the catalogue and not set.{nearest(name, names)}")
