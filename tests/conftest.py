@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from fakes.plugin import fake_nvml, nvml_library  # noqa: F401 - fixtures for everyone
 
 ROOT = Path(__file__).resolve().parent.parent

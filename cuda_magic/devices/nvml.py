@@ -274,3 +274,9 @@ def source() -> Nvml:
     if _source is None:
         _source = Nvml()
     return _source
+
+
+def forget() -> None:
+    """Drop the process's source, so that the next one looks for the driver anew."""
+    global _source
+    _source = None

@@ -78,7 +78,11 @@ class FakeNvml:
             serial = str(index).replace(".", "")
             uuid = f"{kind}-{serial * 8}-0000-0000-0000-000000000000"[: len(kind) + 37]
             fields = {
-                **{"name": "NVIDIA H200", "uuid": uuid, "total": 80 * GIB, "used": 0, "reserved": 600 << 20},
+                "name": "NVIDIA H200",
+                "uuid": uuid,
+                "total": 80 * GIB,
+                "used": 0,
+                "reserved": 600 << 20,
                 **({} if kind == "MIG" else {"util": 0, "temp": 35, "power": 75000, "limit": 700000, "mig": 0}),
                 **fields,
             }

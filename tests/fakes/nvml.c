@@ -50,8 +50,8 @@ static void reload(void) {
         char *space = strchr(line, ' ');
         if (!space) continue;
         *space = 0;
-        snprintf(rows[row_count].key, sizeof rows[0].key, "%s", line);
-        snprintf(rows[row_count++].value, sizeof rows[0].value, "%s", space + 1);
+        snprintf(rows[row_count].key, sizeof rows[0].key, "%.95s", line);
+        snprintf(rows[row_count++].value, sizeof rows[0].value, "%.159s", space + 1);
     }
     fclose(file);
     seen = now;
