@@ -2,17 +2,119 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["Hooks"]
+from IPython.core.magic import no_var_expand
+
+from .body import Translated, translate
+from .failure import Show
+
+__all__ = ["AWAITING", "Hooks"]
+
+AWAITING = "_cuda_magic_await"
+"""Name of the hidden cell magic that a cell which awaits is rewritten to call."""
 
 
 class Hooks:
-    """The event callbacks and the input transformer of one shell; `remove` undoes `install`."""
+    """The event callbacks, the input transformer and the hidden magic of one shell; `remove` undoes `install`.
 
-    def __init__(self, shell: Any) -> None:
+    No release of IPython awaits what a cell magic returns. So a cell that awaits below one of our magics is rewritten,
+    from ``get_ipython().run_cell_magic('cuda_guard', ...)`` to ``await`` of a hidden magic that returns a coroutine.
+
+    Parameters
+    ----------
+    shell
+        IPython's shell.
+    names
+        The cell magics whose cells may await.
+    """
+
+    def __init__(self, shell: Any, names: Iterable[str] = ("cuda_guard", "gpu_mem")) -> None:
         self.shell = shell
+        self.names = tuple(names)
+        self.show = Show(shell)
+        self.raw: str | None = None
+        """The running cell as typed; None if it is not one of the user's."""
+        self.stored = False
+        """Whether the running cell goes into the history."""
+        self.awaited = False
+        """Whether the magic that is being called will be awaited."""
+        self.name = self.names[0]
+        """The cell magic called last."""
+        self._last: tuple[str, Translated] | None = None
 
-    def install(self) -> None: ...
+    @property
+    def number(self) -> int:
+        """n of the running cell's ``In[n]``: IPython 9 counts up before it runs a cell, 7 and 8 after."""
+        number: int = self.shell.displayhook.prompt_count if self.stored else self.shell.execution_count
+        return number
 
-    def remove(self) -> None: ...
+    def translate(self, body: str) -> Translated:
+        """`body` as Python; kept, since the transformer and the magic both ask for the same one."""
+        if self._last is None or self._last[0] != body:
+            self._last = body, translate(self.shell, body)
+        return self._last[1]
+
+    def install(self) -> None:
+        """Register everything. Loading the extension calls this."""
+        self.shell.events.register("pre_execute", self._pre_execute)
+        self.shell.events.register("pre_run_cell", self._pre_run_cell)
+        self.shell.input_transformers_post.append(self._transform)
+        self.shell.register_magic_function(self._awaiting, "cell", AWAITING)
+
+    def remove(self) -> None:
+        """Undo `install`; a second call does nothing."""
+        self.show.cancel()
+        if self._transform not in self.shell.input_transformers_post:
+            return
+        self.shell.input_transformers_post.remove(self._transform)
+        self.shell.events.unregister("pre_execute", self._pre_execute)
+        self.shell.events.unregister("pre_run_cell", self._pre_run_cell)
+        self.shell.magics_manager.magics["cell"].pop(AWAITING, None)
+
+    def _pre_execute(self) -> None:  # fires for silent runs too, which have no pre_run_cell
+        self.show.cancel()
+        self.raw, self.stored, self.awaited = None, False, False
+
+    def _pre_run_cell(self, info: Any) -> None:
+        self.raw, self.stored = info.raw_cell, bool(info.store_history)
+
+    @no_var_expand
+    def _awaiting(self, line: str, cell: str) -> Any:
+        """The cell magic named first on the line, with its cell's coroutine for a value."""
+        __tracebackhide__ = True
+        name, _, rest = line.partition(" ")
+        self.awaited = True
+        try:
+            return self.shell.find_cell_magic(name)(rest, cell)
+        finally:
+            self.awaited = False
+
+    def _transform(self, lines: list[str]) -> list[str]:
+        """Put an await before a call of ours. It must never raise: an error here would break every cell."""
+        try:
+            return self._transformed(lines)
+        except Exception:  # noqa: BLE001 - see above
+            return lines
+
+    def _transformed(self, lines: list[str]) -> list[str]:
+        if len(lines) != 1 or not lines[0].startswith("get_ipython().run_cell_magic("):
+            return lines
+        for name in self.names:
+            if lines[0].startswith(f"get_ipython().run_cell_magic({name!r}, "):
+                break
+        else:
+            return lines
+        call = ast.parse(lines[0]).body[0].value  # type: ignore[attr-defined]
+        _, line, body = (ast.literal_eval(argument) for argument in call.args)
+        self.name = name
+        try:
+            translated = self.translate(body)
+        except SyntaxError:
+            # IPython reports the mistake best itself: it gets the cell, with the magic's line as a comment.
+            return [f"# %%{name} {line}\n", *self.shell.transform_cell(body).splitlines(keepends=True)]
+        if not translated.awaits:
+            return lines
+        return [f"await get_ipython().run_cell_magic({AWAITING!r}, {f'{name} {line}'!r}, {body!r})\n"]

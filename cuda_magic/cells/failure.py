@@ -1,0 +1,172 @@
+"""A failed attempt: its frames forgotten, its traceback shown as the plain cell would show it."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import CodeType, TracebackType
+from typing import Any
+
+import IPython
+from IPython.display import display
+
+__all__ = ["Failure", "Show", "forget"]
+
+_IPYTHON = str(Path(IPython.__file__).parent) + os.sep
+_OURS = str(Path(__file__).parent.parent) + os.sep
+_RUN = str(Path(__file__).with_name("run.py"))
+_GROUP: type[BaseException] | None = getattr(builtins, "BaseExceptionGroup", None)  # from Python 3.11 on
+_OUTER_CELL = ("get_ipython", "run_cell_magic")
+
+
+def forget(error: BaseException) -> None:
+    """Drop the frames of an error and of those it came from or holds: frames hold what their variables held."""
+    todo, seen = [error], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None
+        todo += [e for e in (one.__cause__, one.__context__, *_members(one)) if e is not None]
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    members = getattr(error, "exceptions", ())  # of an exception group
+    return tuple(e for e in members if isinstance(e, BaseException)) if isinstance(members, tuple) else ()
+
+
+def _holds_group(error: BaseException | None) -> bool:
+    """Whether IPython prints this error in Python's own form (it asks the contexts only)."""
+    while error is not None:
+        if _GROUP is not None and isinstance(error, _GROUP):
+            return True
+        error = error.__context__
+    return False
+
+
+def _below_us(tb: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that is the cell's own; None if the error left no frame of the cell.
+
+    Whatever stands above our frames called the magic. Below them the cell begins, unless it calls the magic again.
+    """
+    found, inside = tb, False
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        if code.co_filename == _RUN:
+            found, inside = tb.tb_next, True
+        elif inside and not _is_machinery(code):
+            break
+        tb = tb.tb_next
+    return found
+
+
+def _is_machinery(code: CodeType) -> bool:
+    name = code.co_filename
+    return (
+        name.startswith((_OURS, _IPYTHON, "<decorator-gen"))
+        or Path(name).name == "decorator.py"  # IPython 7.34 wraps magics by that package
+        or code.co_names == _OUTER_CELL
+    )
+
+
+class Failure:
+    """An error whose frames are forgotten, with the text of its traceback; what is raised if no rescue succeeds.
+
+    Parameters
+    ----------
+    error
+        The error, while its frames are still there.
+    shell
+        IPython's shell.
+    """
+
+    def __init__(self, error: BaseException, shell: Any) -> None:
+        self.error = error
+        tb = _below_us(error.__traceback__)
+        shower, last = shell.InteractiveTB, shell.InteractiveTB.tb
+        try:
+            if _holds_group(error) or isinstance(error, SyntaxError):
+                self.text = traceback.format_exception(type(error), error, tb)
+            else:
+                self.text = list(shower.structured_traceback(type(error), error, tb, tb_offset=0))
+        except Exception:  # noqa: BLE001 - a repr of the user's may fail
+            self.text = traceback.format_exception(type(error), error, tb)
+        finally:
+            shower.tb = last  # it keeps the frames of what it formatted
+        forget(error)
+
+    def attach(self, error: BaseException, *lines: str) -> None:
+        """Let IPython show the kept text for `error`, with `lines` below."""
+        try:
+            error._render_traceback_ = _Text([*self.text, *lines])  # type: ignore[attr-defined]
+        except Exception:  # noqa: BLE001 - it takes no attributes: shown without its frames
+            pass
+
+
+class _Text:
+    """What ``_render_traceback_`` is called for: the text, and no reference to the error (which would be a cycle)."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def __call__(self) -> list[str]:
+        return self.lines
+
+
+class Show:
+    """Shows the next error of a shell without our frames, and what is to stand under it; once.
+
+    IPython calls ``showtraceback`` for each error of a cell. For the error that leaves our cell it is first relieved
+    of the frames between IPython's ``run_code`` and the cell, so that traceback, ``%debug``, ``%tb`` and
+    ``sys.last_traceback`` are those of the plain cell. Nothing of this is in place unless an error is on its way.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self._error: int | None = None
+        self._below: Any = None
+        self._group_text: list[str] | None = None
+        self._before: Any = None
+
+    def expect(self, error: BaseException, below: Any = None, text: list[str] | None = None) -> None:
+        """`error` is about to leave the cell; `below` is displayed under it; `text` replaces its traceback."""
+        self.cancel()
+        self._error, self._below = id(error), below
+        self._group_text = text if text and _holds_group(error) else None
+        self._before = vars(self.shell).get("showtraceback")
+        self.shell.showtraceback = self._showtraceback
+
+    def cancel(self) -> None:
+        """Nothing is expected any more."""
+        if self._error is None:
+            return
+        self._error = None
+        if vars(self.shell).get("showtraceback") == self._showtraceback:
+            if self._before is None:
+                del self.shell.showtraceback
+            else:
+                self.shell.showtraceback = self._before
+
+    def _showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
+        ours, below, text = id(error) == self._error, self._below, self._group_text
+        self.cancel()
+        self._below = None
+        if not ours or error is None:
+            self.shell.showtraceback(exc_tuple, *args, **options)
+            return
+        top = error.__traceback__
+        if top is not None:
+            top.tb_next = _below_us(top.tb_next)
+        if text is not None:
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, top
+            sys.stderr.write("".join(text))
+        else:
+            self.shell.showtraceback(exc_tuple, *args, **options)
+        if below is not None:
+            display(below)

@@ -1,0 +1,193 @@
+"""Runs the body of a cell magic as the plain cell would run, one top-level statement at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from IPython.display import display
+
+from ..errors import UserError
+from .body import Body, Compiled
+from .failure import Failure
+from .names import Saved
+from .rescuer import Rescuer, Step
+
+__all__ = ["run", "run_plain"]
+
+T = TypeVar("T")
+
+
+def run(magics: Any, body: str, rescuer: Rescuer) -> Any:
+    """Run `body` with `rescuer` told of each statement.
+
+    Parameters
+    ----------
+    magics
+        The loaded magics: their ``shell`` and ``hooks`` are used.
+    body
+        The cell below the magic's line.
+    rescuer
+        What is done about a statement that fails.
+
+    Returns
+    -------
+    object
+        The value of the last expression, for IPython to display, or None; a coroutine of it where the cell awaits.
+
+    Raises
+    ------
+    UserError
+        If the cell awaits and this magic is not its first line. Nothing has run then.
+    """
+    __tracebackhide__ = True
+    return _start(magics, body, rescuer, None)
+
+
+def run_plain(magics: Any, body: str, done: Callable[[], Any] | None = None) -> Any:
+    """Run `body` as the plain cell, for a magic that only watches.
+
+    `done` is called when the cell has ended, by an error too; what it returns is displayed below, unless None.
+    Returns and raises what `run` does.
+    """
+    __tracebackhide__ = True
+    return _start(magics, body, None, done)
+
+
+def _start(magics: Any, body: str, rescuer: Rescuer | None, done: Callable[[], Any] | None) -> Any:
+    __tracebackhide__ = True
+    hooks = magics.hooks
+    awaited, hooks.awaited = hooks.awaited, False
+    translated = hooks.translate(body)
+    if translated.awaits and not awaited:
+        raise UserError(f"a cell that awaits needs %%{hooks.name} as its very first line.")
+    cell = _cell(hooks, body, translated.source, rescuer, done)
+    return cell if awaited else _drive(cell)
+
+
+def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits."""
+    __tracebackhide__ = True
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    coroutine.close()
+    raise RuntimeError("a cell without await waited")  # excluded by _start
+
+
+async def _cell(hooks: Any, body: str, source: str, rescuer: Rescuer | None, done: Callable[[], Any] | None) -> Any:
+    __tracebackhide__ = True
+    value = None
+    cell = Body(hooks.shell, body, source, hooks.raw, hooks.number)
+    stored = hooks.stored
+    try:
+        for statement in cell.statements():
+            if rescuer is None:
+                result = eval(statement.code, hooks.shell.user_global_ns, hooks.shell.user_ns)
+                if statement.step.awaits:
+                    result = await result
+            else:
+                result = await _guarded(hooks, statement, rescuer)
+            if statement.shown:
+                value = result
+            del result  # of a statement that is done; `value` is what the cell is worth
+    except BaseException as error:
+        hooks.show.expect(error, _ask(done, None) if done is not None else None)
+        raise
+    if rescuer is not None:
+        _ask(rescuer.finished, None)
+    if done is not None and (below := _ask(done, None)) is not None:
+        display(below)
+    # The outer cell ends in a parenthesis: IPython's own check for a semicolon cannot see ours. Like IPython's, it
+    # has no effect in a cell that is not stored.
+    return None if stored and cell.silenced else value
+
+
+async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer) -> Any:
+    """The value of one statement, repeated as often as the rescuer makes room for it."""
+    __tracebackhide__ = True
+    shell, step = hooks.shell, statement.step
+    namespace = shell.user_ns
+    first: Failure | None = None
+    while True:
+        saved = Saved(step, namespace)
+        _ask(rescuer.before, None, step, namespace)
+        try:
+            with _Around(rescuer, step):
+                result = eval(statement.code, shell.user_global_ns, namespace)
+                if step.awaits:
+                    result = await result
+                return result
+        except BaseException as error:
+            result = None
+            if not _ask(rescuer.noticed, False, error, step):
+                hooks.show.expect(error, _ask(rescuer.gave_up, None, error, step))
+                raise
+            failure = Failure(error, shell)
+            first = first or failure
+            del failure
+        # Outside `except`: nothing refers to the failed frames any more, so their memory can be given back.
+        try:
+            lost = saved.put_back(namespace)
+            del saved
+            repeat = _ask(rescuer.recover, False, step, namespace, lost)
+        except BaseException as interrupt:  # the user's, while room was being made
+            interrupt.__context__ = first.error
+            first.attach(interrupt, "", f"{type(interrupt).__name__}: while the statement was being rescued")
+            hooks.show.expect(interrupt, _ask(rescuer.gave_up, None, first.error, step))
+            raise
+        if not repeat:
+            break
+    original = first.error
+    first.attach(original)
+    hooks.show.expect(original, _ask(rescuer.gave_up, None, original, step), first.text)
+    del first
+    try:
+        raise original
+    finally:
+        del original
+
+
+class _Around:
+    """The rescuer's modes around one attempt; an error of theirs is told and does not replace the user's."""
+
+    def __init__(self, rescuer: Rescuer, step: Step) -> None:
+        self._rescuer, self._step = rescuer, step
+        self._modes: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        modes = _ask(self._rescuer.during, None, self._step)
+        if modes is not None and _ask(self._entered, False, modes):
+            self._modes = modes
+
+    @staticmethod
+    def _entered(modes: AbstractContextManager[Any]) -> bool:
+        modes.__enter__()
+        return True
+
+    def __exit__(self, *error: Any) -> None:
+        modes, self._modes = self._modes, None
+        if modes is None:
+            return
+        try:
+            modes.__exit__(*error)
+        except Exception as own:  # noqa: BLE001 - ours; the user's goes on
+            if own is not error[1]:
+                _tell(own)
+
+
+def _ask(method: Callable[..., T], default: T, *arguments: Any) -> T:
+    """What `method` says, or `default` if it fails: an error of ours never stops or hides the user's cell."""
+    try:
+        return method(*arguments)
+    except Exception as own:  # noqa: BLE001 - see above
+        _tell(own)
+        return default
+
+
+def _tell(own: Exception) -> None:
+    sys.stderr.write(f"cuda_magic: an error of its own, the cell goes on without it: {type(own).__name__}: {own}\n")

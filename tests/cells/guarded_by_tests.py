@@ -1,0 +1,77 @@
+"""An extension: cuda_magic with a guard of the tests' own, which repeats on an error of that name."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from cuda_magic import cells
+from cuda_magic.magics import cuda_guard, load, unload
+
+
+class OutOfMemoryError(RuntimeError):
+    """Stands for torch's error of that name."""
+
+
+class Repeats:
+    """A rescuer that repeats a statement `times` times, says so, and keeps a record of what it was told."""
+
+    def __init__(self, times: int = 1, say: bool = True) -> None:
+        self.times, self.say = times, say
+        self.log: list[str] = []
+        self.lost: tuple[str, ...] = ()
+        self.at_recovery: Any = None
+        self.modes: Any = contextlib.nullcontext
+        self.under: Any = None
+
+    def before(self, step, namespace):
+        self.log.append(f"before {step.index}")
+
+    def during(self, step):
+        return self.modes()
+
+    def noticed(self, error, step):
+        self.log.append(f"noticed {step.index}")
+        return type(error).__name__ == "OutOfMemoryError"
+
+    def recover(self, step, namespace, lost):
+        self.log.append(f"recover {step.index}")
+        self.lost = lost
+        if self.at_recovery is not None:
+            self.at_recovery()
+        self.times -= 1
+        if self.times >= 0 and self.say:
+            print(f"repeat of line {step.first_line}", file=sys.stderr)
+        return self.times >= 0
+
+    def gave_up(self, error, step):
+        self.log.append(f"gave up {step.index}")
+        return self.under
+
+    def finished(self):
+        self.log.append("finished")
+
+
+last: list[Repeats] = []
+make: list[Any] = [lambda line: Repeats(int(line or 1))]
+
+
+def _run(magics, line, cell):
+    __tracebackhide__ = True
+    last[:] = [make[0](line)]
+    return cells.run(magics, cell, last[0])
+
+
+_plain_run = cuda_guard.run
+
+
+def load_ipython_extension(shell):
+    cuda_guard.run = _run
+    load(shell)
+    shell.user_ns["OutOfMemoryError"] = OutOfMemoryError
+
+
+def unload_ipython_extension(shell):
+    cuda_guard.run = _plain_run
+    unload(shell)
