@@ -1,0 +1,83 @@
+"""This process: fork safety, allocator configuration."""
+
+from __future__ import annotations
+
+from ..facts import Facts
+from ..finding import ERROR, INFO, WARNING, Check, Finding
+
+
+def bad_fork(facts: Facts) -> Finding | None:
+    """A child of a process that had started CUDA."""
+    if not facts.kernel.bad_fork:
+        return None
+    return Finding(
+        ERROR,
+        "This process was forked from one in which CUDA had started.",
+        "CUDA cannot be started again in such a child, whatever torch.cuda.is_available() says here.",
+        "Start workers with spawn:\nmultiprocessing.set_start_method('spawn')",
+        "torch/cuda/__init__.py, _is_in_bad_fork; seen on an H200, torch 2.11",
+        unusable=True,
+    )
+
+
+def fork(facts: Facts) -> Finding | None:
+    """CUDA is started here, so that forked workers cannot use it."""
+    if not facts.kernel.cuda_started or facts.kernel.bad_fork:
+        return None
+    return Finding(
+        INFO,
+        "CUDA has started in this kernel, so it is not safe to fork.",
+        "Forked workers (accelerate's notebook_launcher, a DataLoader that returns CUDA tensors) cannot use CUDA."
+        " torch.cuda.is_available() is enough to start it.",
+        "To launch forked workers, restart the kernel first and launch before anything asks for CUDA:\n"
+        "%cuda_env --restart",
+        "huggingface/accelerate#1293; cuDeviceGetCount answers 3 until cuInit was called",
+    )
+
+
+def allocator(facts: Facts) -> Finding | None:
+    """An allocator configuration that torch refuses or partly ignores."""
+    verdict = facts.allocator
+    if verdict is None or not verdict.problem:
+        return None
+    if not verdict.refused:
+        return Finding(
+            WARNING,
+            f"{verdict.variable}={verdict.value}",
+            verdict.problem,
+            f"%cuda_env {verdict.variable}",
+            "torch's allocator configuration, by release",
+        )
+    return Finding(
+        ERROR,
+        f"{verdict.variable}={verdict.value} is not a configuration that torch takes.",
+        f"{verdict.problem} The first CUDA allocation raises, and with torch 2.11 the second one ends the kernel.",
+        f"Before CUDA starts:\n%cuda_env --unset {verdict.variable}",
+        "seen on an H200, torch 2.11",
+        unusable=True,
+    )
+
+
+def two_names(facts: Facts) -> Finding | None:
+    """Both names of the allocator configuration are set."""
+    old = facts.environment.get("PYTORCH_CUDA_ALLOC_CONF")
+    new = facts.environment.get("PYTORCH_ALLOC_CONF")
+    if old is None or new is None or old == new:
+        return None
+    return Finding(
+        WARNING,
+        "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF are both set, to different values.",
+        "torch takes PYTORCH_CUDA_ALLOC_CONF, even where it is empty; the other one is shadowed.",
+        "%cuda_env --unset PYTORCH_ALLOC_CONF",
+        "seen on torch 2.11 (H200) and 2.13",
+    )
+
+
+CAUSES = (
+    Check("kernel.forked-after-start", bad_fork),
+    Check("allocator.refused", allocator),
+)
+CHECKS = (
+    Check("allocator.two-names", two_names),
+    Check("kernel.not-safe-to-fork", fork),
+)

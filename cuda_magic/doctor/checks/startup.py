@@ -1,0 +1,235 @@
+"""How CUDA starts: each answer of cuInit that no more precise check explains, and NVML's answer beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..codes import CUDA, cuda_name, nvml_name
+from ..facts import Facts
+from ..finding import ERROR, INFO, WARNING, Check, Finding
+from .common import cards, failed, gpus, plural
+
+LOG = "$ sudo dmesg | grep -i -e nvrm -e xid"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one code of cuInit means where nothing more is known."""
+
+    code: int
+    id: str
+    means: str
+    do: str
+    source: str = "cuda.h, CUresult"
+
+
+CODES: tuple[Row, ...] = (
+    Row(
+        2,
+        "startup.out-of-memory",
+        "The driver's start-up failed for want of a resource of the host: address space, memory, a limit of the batch"
+        " system or of the container. It says nothing about video memory.",
+        "Look at the limits of this process, then try a new process with one card visible:\n"
+        "$ ulimit -a\n$ CUDA_VISIBLE_DEVICES=0 cuda-magic doctor",
+        "pytorch/pytorch#124280, #150048; reproduced with ulimit -v on an H200",
+    ),
+    Row(
+        3,
+        "startup.not-initialized",
+        "The driver refused to start: torch words it as driver initialization failed.",
+        f"Look at the kernel's log; the administrator reloads the driver or reboots.\n{LOG}",
+    ),
+    Row(
+        46,
+        "startup.device-unavailable",
+        "A card is busy: in exclusive mode another process holds it, or it is being reset.",
+        "$ nvidia-smi -q -d COMPUTE\n$ nvidia-smi",
+    ),
+    Row(
+        100,
+        "startup.no-device",
+        "The driver works and offers no card to this process.",
+        f"See which cards the driver has, and whether this process may reach them:\n$ nvidia-smi -L\n{LOG}",
+    ),
+    Row(
+        101,
+        "startup.invalid-device",
+        "The driver found a device that it cannot use: a MIG instance that is gone, or a number that does not exist.",
+        "$ nvidia-smi -L\n%cuda_env --unset CUDA_VISIBLE_DEVICES",
+    ),
+    Row(
+        304,
+        "startup.operating-system",
+        "A call to the operating system failed: a device file, a memory map or a permission.",
+        f"$ ls -l /dev/nvidia*\n{LOG}",
+    ),
+    Row(
+        500,
+        "startup.not-found",
+        "The driver library misses something that it needs, as with an old Docker Desktop under Windows, or a libcuda"
+        " that does not fit the kernel module.",
+        "Update the container runtime or Docker Desktop, then see which libcuda is loaded:\n$ ldconfig -p | grep libcuda",
+        "docker/for-win#12733",
+    ),
+    Row(
+        800,
+        "startup.not-permitted",
+        "The system does not let this process use the card.",
+        "$ ls -l /dev/nvidia*",
+    ),
+    Row(
+        801,
+        "startup.not-supported",
+        "This system has no CUDA: no supported card or platform.",
+        "$ nvidia-smi -L",
+    ),
+    *(
+        Row(
+            code,
+            f"startup.mps-{code}",
+            "The MPS service, which shares a card among processes, does not serve this one.",
+            "For the administrator: see the service, or start without it in a new kernel.\n"
+            "$ echo get_server_list | nvidia-cuda-mps-control\n%cuda_env --unset CUDA_MPS_PIPE_DIRECTORY",
+            "NVIDIA multi-process service guide",
+        )
+        for code in (805, 806, 807, 808, 809)
+    ),
+)
+# These have a check of their own: driver.py.
+ELSEWHERE = (0, 34, 802, 803, 804, 999)
+
+
+def _seen(facts: Facts) -> str:
+    code = facts.startup.code
+    beside = f" NVML reads {cards(facts)} without trouble." if facts.nvml.status.ok and gpus(facts) else ""
+    return f"cuInit answers {code}, {facts.startup.error or cuda_name(code)}.{beside}"
+
+
+def _judge(row: Row) -> Callable[[Facts], Finding | None]:
+    def judge(facts: Facts) -> Finding | None:
+        if facts.startup.code != row.code:
+            return None
+        return Finding(ERROR, _seen(facts), row.means, row.do, row.source, unusable=True)
+
+    return judge
+
+
+def unknown_code(facts: Facts) -> Finding | None:
+    """A code that the table lacks."""
+    code = facts.startup.code
+    if code is None or code in ELSEWHERE or code in {row.code for row in CODES}:
+        return None
+    known = " This table knows its name only." if code in CUDA else " This table does not know it."
+    return Finding(
+        ERROR,
+        _seen(facts) + known,
+        "CUDA does not start.",
+        f"Look it up in the driver's documentation (CUresult), and look at the kernel's log:\n{LOG}",
+        "cuda.h, CUresult",
+        unusable=True,
+    )
+
+
+def no_devices(facts: Facts) -> Finding | None:
+    """cuInit is well and the count is 0."""
+    if facts.startup.code != 0 or facts.startup.device_count:
+        return None
+    return Finding(
+        ERROR,
+        "cuInit answers 0, and there is no device.",
+        "The driver starts and offers no card to this process.",
+        "$ nvidia-smi -L\n%cuda_env CUDA_VISIBLE_DEVICES",
+        "cuDeviceGetCount",
+        unusable=True,
+    )
+
+
+def hangs(facts: Facts) -> Finding | None:
+    """The child did not come to an end."""
+    if not facts.startup.timed_out:
+        return None
+    return Finding(
+        ERROR,
+        "CUDA was started in a child process, which hung and was killed.",
+        "A card or the driver does not answer. In a first start without persistence mode many cards take their time.",
+        f"For the administrator: look at the kernel's log, then reset the card or reboot.\n{LOG}\n$ nvidia-smi -pm 1",
+        "child process with a time limit",
+        unusable=True,
+    )
+
+
+def dies(facts: Facts) -> Finding | None:
+    """The child was ended by a signal."""
+    number = facts.startup.signal
+    if number is None:
+        return None
+    killed = " Signal 9 without a person behind it is the system, short of memory." if number == 9 else ""
+    return Finding(
+        ERROR,
+        f"The child process that started CUDA was ended by signal {number}.",
+        f"The driver library crashed, or the system ended the process.{killed}",
+        f"{LOG}\n$ ldconfig -p | grep libcuda",
+        "exit status of the child process",
+        unusable=True,
+    )
+
+
+def disagree(facts: Facts) -> Finding | None:
+    """NVML counts cards and CUDA does not start."""
+    if not failed(facts) or not facts.nvml.status.ok or not gpus(facts):
+        return None
+    count = gpus(facts)
+    return Finding(
+        INFO,
+        f"NVML counts {plural(count, 'GPU')}, and CUDA does not start.",
+        f"That is why torch.cuda.device_count() may say {count} while torch.cuda.is_available() says False: the first"
+        " asks NVML, the second starts CUDA.",
+        source="torch/cuda/__init__.py, device_count and is_available (2.0 to 2.15)",
+    )
+
+
+def nvml_fails(facts: Facts) -> Finding | None:
+    """NVML does not answer."""
+    status = facts.nvml.status
+    if status.ok:
+        return None
+    works = " CUDA itself works." if facts.startup.ok else ""
+    inside = status.code == 12 and facts.platform.container
+    return Finding(
+        WARNING if facts.startup.ok else INFO,
+        f"NVML does not answer: {nvml_name(status.code) if status.code is not None else 'its Python module is missing'}.",
+        f"Memory, processes and temperatures of the cards cannot be read.{works}",
+        "Start the container with the capability utility:\n"
+        "$ docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
+        if inside
+        else "$ nvidia-smi"
+        if status.code is not None
+        else "%pip install nvidia-ml-py",
+        "nvml.h, nvmlReturn_t",
+    )
+
+
+def weaker_check(facts: Facts) -> Finding | None:
+    """torch was told to ask NVML, and CUDA does not start."""
+    if facts.environment.get("PYTORCH_NVML_BASED_CUDA_CHECK") != "1" or not failed(facts):
+        return None
+    return Finding(
+        INFO,
+        "PYTORCH_NVML_BASED_CUDA_CHECK=1 is set, and CUDA does not start.",
+        "torch.cuda.is_available() then only says that NVML counts a card: a weaker statement, not a repair."
+        " The first tensor still fails. The variable is there to keep fork safe.",
+        source="seen on an H200, torch 2.11",
+    )
+
+
+CHECKS = (
+    Check("startup.hangs", hangs, ("startup.disagreement", "torch.nvml-check")),
+    Check("startup.dies", dies, ("startup.disagreement", "torch.nvml-check")),
+    *(Check(row.id, _judge(row), ("startup.disagreement", "nvml.fails", "torch.nvml-check")) for row in CODES),
+    Check("startup.unknown-code", unknown_code, ("startup.disagreement", "torch.nvml-check")),
+    Check("startup.no-devices", no_devices, ("startup.disagreement", "torch.nvml-check")),
+    Check("startup.disagreement", disagree),
+    Check("nvml.fails", nvml_fails),
+    Check("torch.nvml-check", weaker_check),
+)

@@ -1,0 +1,167 @@
+"""CUDA_VISIBLE_DEVICES, MIG instances, numbering, ranks."""
+
+from __future__ import annotations
+
+from ..facts import Facts
+from ..finding import ERROR, INFO, WARNING, Check, Finding
+from .common import NO_START, failed, gpus, plural
+
+MASK = "CUDA_VISIBLE_DEVICES"
+GUIDE = "CUDA C++ programming guide, environment variables"
+
+
+def _entries(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _fault(value: str, count: int) -> str:
+    """Why `value` hides cards, in one sentence; `count` is what NVML counts."""
+    entries = _entries(value)
+    have = f"The cards here are 0 to {count - 1}." if count > 1 else "The only card here is 0." if count else ""
+    if any(quote in value for quote in "\"'"):
+        return "Quotes are part of the value, and CUDA reads that as no device."
+    if len(set(entries)) < len(entries):
+        return "A device is named twice, and CUDA reads that as no device."
+    for entry in entries:
+        if entry.isdigit() and int(entry) >= count:
+            return f"There is no card {entry}. {have}".strip()
+        if not entry.isdigit() and not entry.startswith(("GPU-", "MIG-")):
+            return f"{entry} names no card: a number, or a UUID that begins with GPU- or MIG-. {have}".strip()
+    return f"No card here goes by that name. {have}".strip()
+
+
+def all_hidden(facts: Facts) -> Finding | None:
+    """The mask leaves no card."""
+    value = facts.environment.get(MASK)
+    s = facts.startup
+    if value is None or not (s.code == 100 or (s.code == 0 and not s.device_count)):
+        return None
+    if not gpus(facts) and not facts.driver.pci:
+        return None
+    meant = value.strip() in ("", "-1")
+    shown = value if value.strip() else "(empty)"
+    return Finding(
+        WARNING if meant else ERROR,
+        f"{MASK}={shown} hides every GPU" + (f" of the {gpus(facts)} here." if gpus(facts) > 1 else "."),
+        "An empty value and -1 are the legal ways to say: no GPU." if meant else _fault(value, gpus(facts)),
+        f"If that is not meant:\n%cuda_env --unset {MASK}\nA kernel in which CUDA has been asked for needs a restart.",
+        GUIDE,
+        unusable=True,
+    )
+
+
+def no_instances(facts: Facts) -> Finding | None:
+    """MIG is on and no instance exists."""
+    with_mig = [d for d in facts.nvml.devices if d.mig_mode and d.parent is None]
+    if not with_mig or facts.startup.ok or not failed(facts):
+        return None
+    used = {d.parent for d in facts.nvml.devices if d.parent is not None}
+    empty = [d.index for d in with_mig if d.index not in used]
+    if not empty or len(empty) < gpus(facts):
+        return None
+    return Finding(
+        ERROR,
+        f"MIG is on for GPU {', '.join(map(str, empty))}, and no MIG instance exists.",
+        "With MIG on, a card offers its instances only; without one it offers nothing.",
+        "For the administrator: create instances, or switch MIG off.\n$ sudo nvidia-smi mig -cgi 19 -C\n"
+        "$ sudo nvidia-smi -mig 0",
+        "NVIDIA MIG user guide",
+        unusable=True,
+    )
+
+
+def mig_mask(facts: Facts) -> Finding | None:
+    """A MIG instance is chosen: the counts of NVML and CUDA differ, and that is right."""
+    value = facts.environment.get(MASK, "")
+    if not facts.startup.ok or not value.strip().startswith("MIG-"):
+        return None
+    asked = len(_entries(value))
+    more = f" {asked} instances are named: one process uses one." if asked > 1 else ""
+    check = (
+        " PYTORCH_NVML_BASED_CUDA_CHECK=1 may say False here while CUDA works."
+        if facts.environment.get("PYTORCH_NVML_BASED_CUDA_CHECK") == "1"
+        else ""
+    )
+    return Finding(
+        INFO,
+        f"{MASK} names a MIG instance; CUDA sees {plural(facts.startup.device_count or 0, 'device')}.",
+        f"All is well: a process uses one MIG instance, and NVML counts cards.{more}{check}",
+        source="pytorch/pytorch#102715, #95784",
+    )
+
+
+def fewer(facts: Facts) -> Finding | None:
+    """The mask names more than CUDA sees: entries are lost silently."""
+    value = facts.environment.get(MASK)
+    if value is None or not facts.startup.ok or "MIG-" in value:
+        return None
+    asked = _entries(value)
+    seen = facts.startup.device_count or 0
+    if len(asked) <= seen:
+        return None
+    return Finding(
+        WARNING,
+        f"{MASK}={value} names {plural(len(asked), 'device')}, and CUDA sees {seen}.",
+        f"CUDA stops reading at the first entry that it cannot use, without a word. {_fault(value, gpus(facts))}",
+        "$ nvidia-smi -L\n%cuda_env CUDA_VISIBLE_DEVICES=0",
+        GUIDE,
+    )
+
+
+def changed(facts: Facts) -> Finding | None:
+    """The environment changed after CUDA had started in this kernel."""
+    k, s = facts.kernel, facts.startup
+    if not k.cuda_started or k.device_count is None or s.device_count is None or k.device_count == s.device_count:
+        return None
+    if s.code not in (0, 100):
+        return None
+    return Finding(
+        WARNING,
+        f"CUDA in this kernel sees {plural(k.device_count, 'device')}; with the variables as they are now, a new process"
+        f" sees {s.device_count}.",
+        f"{MASK} is read once, when CUDA starts. It was changed after that.",
+        "%cuda_env --restart",
+        "seen on an H200, driver 580",
+    )
+
+
+def numbering(facts: Facts) -> Finding | None:
+    """Cards of different models, numbered differently by CUDA and NVML."""
+    names = [d.name for d in facts.nvml.devices if d.parent is None]
+    if len(set(names)) < 2 or "CUDA_DEVICE_ORDER" in facts.environment:
+        return None
+    return Finding(
+        WARNING,
+        f"The cards differ ({', '.join(sorted({str(n) for n in names}))}), and CUDA_DEVICE_ORDER is not set.",
+        "CUDA numbers the fastest card first, nvidia-smi and NVML by PCI bus: GPU 0 of one may be GPU 1 of the other.",
+        "Before CUDA starts:\n%cuda_env CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        GUIDE,
+    )
+
+
+def rank(facts: Facts) -> Finding | None:
+    """A local rank without a device of its own."""
+    text = facts.environment.get("LOCAL_RANK", "")
+    count = facts.startup.device_count
+    if not text.isdigit() or not facts.startup.ok or count is None or int(text) < count:
+        return None
+    if count == 1 and facts.environment.get(MASK) is not None:
+        return None  # the usual launch of one visible card a process
+    return Finding(
+        ERROR,
+        f"LOCAL_RANK={text}, and this process sees {plural(count, 'device')}.",
+        "Each process of a node takes the device of its local rank; there is none with this number.",
+        f"Start no more processes on this node than it has devices:\n$ torchrun --nproc-per-node={count} ...",
+        "torch.distributed.run, environment variables",
+    )
+
+
+CHECKS = (
+    Check("visible.all-hidden", all_hidden, (*NO_START, "visible.")),
+    Check("visible.no-mig-instance", no_instances, NO_START),
+    Check("visible.changed-after-start", changed),
+    Check("visible.rank-without-device", rank),
+    Check("visible.fewer-than-named", fewer),
+    Check("visible.numbering", numbering),
+    Check("visible.mig-instance", mig_mask, ("nvml.count",)),
+)

@@ -1,0 +1,67 @@
+"""Windows Subsystem for Linux: the driver is Windows' own, seen through /dev/dxg and /usr/lib/wsl/lib."""
+
+from __future__ import annotations
+
+from ..facts import Facts
+from ..finding import ERROR, Check, Finding
+from .common import NO_START, cards, failed, gpus
+
+GUIDE = "CUDA on WSL user guide (docs.nvidia.com/cuda/wsl-user-guide)"
+
+
+def no_gpu(facts: Facts) -> Finding | None:
+    """WSL without the bridge to the Windows driver."""
+    bridge = "/dev/dxg" in facts.driver.nodes
+    if not facts.platform.wsl or facts.startup.ok or (bridge and not facts.startup.load_error):
+        return None
+    missing = "/dev/dxg" if not bridge else "libcuda.so.1"
+    return Finding(
+        ERROR,
+        f"This is WSL, and {missing} is missing.",
+        "Under WSL 2 the driver is the one installed in Windows; Linux sees it through /dev/dxg and /usr/lib/wsl/lib."
+        + (" WSL 1 has no GPU." if not bridge else ""),
+        "Install NVIDIA's driver in Windows (none inside Linux), then in a Windows terminal:\n"
+        "$ wsl --update\n$ wsl --shutdown",
+        GUIDE,
+        unusable=True,
+    )
+
+
+def linux_driver(facts: Facts) -> Finding | None:
+    """A Linux driver installed inside WSL hides the right library."""
+    if not facts.platform.wsl or not failed(facts):
+        return None
+    other = [lib for lib in facts.driver.libraries if lib.name == "libcuda" and "/wsl/" not in lib.path and lib.version]
+    if not other:
+        return None
+    return Finding(
+        ERROR,
+        f"This is WSL, and a Linux driver library is installed beside Windows' own: {other[0].path}.",
+        "The Linux driver has no kernel module here and hides the library that works, the one in /usr/lib/wsl/lib.",
+        "Remove the Linux driver's packages, keep the CUDA toolkit:\n$ sudo apt purge 'libnvidia-compute-*'",
+        GUIDE,
+        unusable=True,
+    )
+
+
+def many_gpus(facts: Facts) -> Finding | None:
+    """Code 2 on a WSL machine with several cards."""
+    if facts.startup.code != 2 or not facts.platform.wsl or gpus(facts) < 2:
+        return None
+    fewer = ",".join(str(i) for i in range(gpus(facts) - 1))
+    return Finding(
+        ERROR,
+        f"cuInit answers 2, out of memory, under WSL with {cards(facts)}.",
+        "The driver's start-up failed, and not for video memory: reports show that it depends on the number of visible"
+        " cards, and that more memory for WSL did not help. An NVML-based check that says True does not repair it.",
+        f"Show fewer cards and start a new kernel:\n%cuda_env CUDA_VISIBLE_DEVICES={fewer}\n%cuda_env --restart",
+        "microsoft/WSL#10269, pytorch/pytorch#150048",
+        unusable=True,
+    )
+
+
+CAUSES = (
+    Check("wsl.no-gpu", no_gpu, (*NO_START, "driver.")),
+    Check("wsl.linux-driver", linux_driver, (*NO_START, "driver.")),
+)
+EFFECTS = (Check("wsl.many-gpus", many_gpus, NO_START),)
