@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from .devices.model import DeviceSource
+    from .doctor.facts import Facts
     from .memory.allocator import Allocator
 
 __all__ = ["Machine", "RealMachine", "machine", "use"]
 
 
 class Machine(Protocol):
-    """The three seams, and a label that is shown wherever their answers are."""
+    """The seams, and a label that is shown wherever their answers are."""
 
     @property
     def label(self) -> str:
@@ -28,6 +29,10 @@ class Machine(Protocol):
 
     def startup(self, full: bool = False) -> Any:
         """How CUDA starts, tried in a child process: a `cuda_magic.doctor.startup.Startup`."""
+        ...
+
+    def facts(self, full: bool = False) -> Facts:
+        """What the doctor judges: the answers above, and the host around them."""
         ...
 
 
@@ -51,6 +56,11 @@ class RealMachine:
         from .doctor.startup import probe
 
         return probe(full=full)
+
+    def facts(self, full: bool = False) -> Facts:
+        from .doctor.gather import gather
+
+        return gather(self.startup(full=full), self.devices().read())
 
 
 _machine: Machine = RealMachine()

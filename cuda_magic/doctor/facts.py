@@ -117,7 +117,6 @@ class Kernel:
     """This process: what is loaded, and whether CUDA was started in it. Asked without starting anything."""
 
     torch_imported: bool = False
-    libcuda_loaded: bool = False
     cuda_started: bool = False
     device_count: int | None = None
     """What this process's CUDA sees, once it is started."""

@@ -7,7 +7,7 @@ import enum
 import sys
 from pathlib import Path
 
-__all__ = ["Moment", "now"]
+__all__ = ["Moment", "device_count", "now"]
 
 NOT_INITIALISED = 3
 """CUDA_ERROR_NOT_INITIALIZED: what cuDeviceGetCount answers until somebody called cuInit (seen on an H200)."""
@@ -42,6 +42,16 @@ def _started() -> bool:
         return int(cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != NOT_INITIALISED
     except (OSError, AttributeError):
         return False
+
+
+def device_count() -> int | None:
+    """How many devices the CUDA of this process sees; None until it is started."""
+    path = _library()
+    count = ctypes.c_int()
+    try:
+        return count.value if path and ctypes.CDLL(path).cuDeviceGetCount(ctypes.byref(count)) == 0 else None
+    except (OSError, AttributeError):
+        return None
 
 
 def _context() -> bool:

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from .options import Spec
+from .options import Option, Spec
 
 SPEC = Spec(
     name="cuda_doctor",
     summary="Find out why CUDA does not work here, cause first, with a line to run for each finding.",
-    examples=(("%cuda_doctor", "all checks; CUDA is tried in a child process, never in this kernel"),),
+    options=(
+        Option("--json", "the diagnosis as JSON, for programs (schema in docs/doctor.md)"),
+        Option("--full", "also make a first tensor on each device, in a child process (takes seconds)"),
+        Option("--show-private", "leave in home folders, names and command lines: not for pasting in public"),
+    ),
+    examples=(
+        ("%cuda_doctor", "all checks; CUDA is tried in a child process, never in this kernel"),
+        ("%cuda_doctor --full", "with a first allocation on each device"),
+        ("%cuda_doctor --json", "the same as JSON"),
+        ("found = %cuda_doctor", "keep it: found.findings[0].id, found.to_dataframe()"),
+    ),
 )
 
 
 def run(magics: Any, line: str) -> Any:
-    """The diagnosis."""
-    raise NotImplementedError
+    """The diagnosis; with ``--json`` its text is printed."""
+    options = SPEC.parse(line)
+    from ..doctor.command import look
+
+    found = look(full=options.full, show_private=options.show_private)
+    if not options.json:
+        return found
+    import json
+
+    print(json.dumps(found.to_dict(), indent=2))  # noqa: T201 - the text is what was asked for
+    return None

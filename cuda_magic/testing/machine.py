@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..devices.model import Reading
 from .allocator import PracticeAllocator
 from .card import Card
+
+if TYPE_CHECKING:
+    from ..doctor.facts import Facts
 
 __all__ = ["PracticeMachine", "PracticeSource"]
 
@@ -45,6 +48,12 @@ class PracticeMachine:
 
     def devices(self) -> PracticeSource:
         return PracticeSource(self.cards)
+
+    def facts(self, full: bool = False) -> Facts:
+        """A healthy host with these cards, the same everywhere."""
+        from ..doctor.situations import practice_facts
+
+        return practice_facts(self.devices().read(), self.startup(full=full), self._allocator.started())
 
     def allocator(self) -> PracticeAllocator:
         return self._allocator

@@ -114,7 +114,7 @@ def invisible(facts: Facts) -> Finding | None:
 
 def unified(facts: Facts) -> Finding | None:
     """The GPU shares the system's memory."""
-    shared = [d for d in facts.nvml.devices if d.memory.unified] or [d for d in facts.startup.devices if d.integrated]
+    shared = any(d.memory.unified for d in facts.nvml.devices) or any(d.integrated for d in facts.startup.devices)
     if not shared and not (facts.platform.jetson and facts.startup.ok):
         return None
     return Finding(

@@ -67,7 +67,7 @@ def not_loaded(facts: Facts) -> Finding | None:
     return Finding(
         ERROR,
         "The driver's libraries are installed, and its kernel module nvidia is not loaded.",
-        "The module was not built for the running kernel, was blocked (Secure Boot), or the machine has no NVIDIA card.",
+        "The module was not built for the running kernel, was blocked (Secure Boot), or there is no NVIDIA card.",
         "For the administrator:\n$ sudo modprobe nvidia\n$ dkms status\n$ sudo dmesg | grep -i -e nvrm -e nvidia",
         "NVML_ERROR_DRIVER_NOT_LOADED (9), nvml.h",
         unusable=True,
@@ -116,7 +116,7 @@ def library_missing(facts: Facts) -> Finding | None:
     if facts.platform.container:
         do = "Start the container anew:\n$ docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
     else:
-        do = "$ ldconfig -p | grep libcuda.so\nIf it prints nothing, the administrator installs the driver's CUDA library."
+        do = "$ ldconfig -p | grep libcuda.so\nIf that is empty, the administrator installs the driver's CUDA library."
     return Finding(
         ERROR,
         "The NVIDIA driver is loaded, and its library libcuda.so.1 is not found.",
@@ -156,7 +156,7 @@ def fabric(facts: Facts) -> Finding | None:
         + (f", with {cards(facts)} in it." if gpus(facts) else "."),
         "On machines with NVSwitch the cards wait for the service nvidia-fabricmanager: it is missing, stopped or of"
         " another version.",
-        f"For the administrator: install nvidia-fabricmanager{same}, and start it. Nothing in the notebook changes it.\n"
+        f"For the administrator: install nvidia-fabricmanager{same}, and start it.\n"
         "$ systemctl status nvidia-fabricmanager",
         "pytorch/pytorch#35710, gpustack/gpustack#4154",
         unusable=True,

@@ -26,7 +26,7 @@ def address_space(facts: Facts) -> Finding | None:
     if _short(facts):
         return Finding(
             ERROR,
-            f"cuInit answers 2, out of memory, and this process may use {bytes_text(limit)} of address space (ulimit -v).",
+            f"cuInit answers 2, out of memory; this process may use {bytes_text(limit)} of address space (ulimit -v).",
             f"{NOT_VIDEO} CUDA reserves wide ranges of addresses when it starts, and the limit forbids it.",
             "Lift the limit where the notebook server, job or login shell sets it, and start anew from there:\n"
             "$ ulimit -v unlimited\n"

@@ -69,7 +69,8 @@ CODES: tuple[Row, ...] = (
         "startup.not-found",
         "The driver library misses something that it needs, as with an old Docker Desktop under Windows, or a libcuda"
         " that does not fit the kernel module.",
-        "Update the container runtime or Docker Desktop, then see which libcuda is loaded:\n$ ldconfig -p | grep libcuda",
+        "Update the container runtime or Docker Desktop, then see which libcuda is loaded:\n"
+        "$ ldconfig -p | grep libcuda",
         "docker/for-win#12733",
     ),
     Row(
@@ -195,10 +196,11 @@ def nvml_fails(facts: Facts) -> Finding | None:
     if status.ok:
         return None
     works = " CUDA itself works." if facts.startup.ok else ""
+    answer = nvml_name(status.code) if status.code is not None else "its Python module is missing"
     inside = status.code == 12 and facts.platform.container
     return Finding(
         WARNING if facts.startup.ok else INFO,
-        f"NVML does not answer: {nvml_name(status.code) if status.code is not None else 'its Python module is missing'}.",
+        f"NVML does not answer: {answer}.",
         f"Memory, processes and temperatures of the cards cannot be read.{works}",
         "Start the container with the capability utility:\n"
         "$ docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."

@@ -117,8 +117,8 @@ def changed(facts: Facts) -> Finding | None:
         return None
     return Finding(
         WARNING,
-        f"CUDA in this kernel sees {plural(k.device_count, 'device')}; with the variables as they are now, a new process"
-        f" sees {s.device_count}.",
+        f"CUDA in this kernel sees {plural(k.device_count, 'device')}; with the variables as they are now, a new"
+        f" process sees {s.device_count}.",
         f"{MASK} is read once, when CUDA starts. It was changed after that.",
         "%cuda_env --restart",
         "seen on an H200, driver 580",
