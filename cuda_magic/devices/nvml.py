@@ -1,8 +1,7 @@
-"""The only place that knows pynvml (distribution nvidia-ml-py). Starts no CUDA, never raises.
+"""The only place that knows pynvml (distribution nvidia-ml-py). Starts no CUDA, never raises, prints nothing.
 
-One pass for each device; names, UUIDs and MIG layout are asked once, temperature and power only when asked for,
-PCIe throughput never (that call sleeps 20 ms). Latencies on an H200: memory v2 8.8 us, processes 8.7 us,
-utilisation 1.8 us, name 3.9 us, MIG mode 79 us.
+Names, UUIDs and the MIG layout are asked once (MIG mode takes 79 us on an H200), temperature, power and graphics
+processes only in slow readings, PCIe throughput never: that call sleeps for 20 ms.
 """
 
 from __future__ import annotations
@@ -10,51 +9,33 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .calls import Calls, NvmlFailed
+from .codes import LOST, RESTART, sentence, status
 from .model import Device, Memory, Process, Reading, Status
 
-__all__ = ["Nvml", "source"]
+__all__ = ["Nvml", "forget", "source"]
 
-SENTENCES = {
-    1: "NVML was not initialised.",
-    3: "This call is not supported on this device.",
-    4: "No permission to ask this device (a container or a MIG parent without the capability).",
-    9: "The NVIDIA driver is not loaded.",
-    12: "No NVIDIA driver found on this machine.",
-    15: "A GPU has fallen off the bus: the machine must be restarted.",
-    17: "The driver denies access to the device in this container or session.",
-    18: "The driver's library and its kernel module are of different versions: reboot, or reload the module.",
-    20: "The driver ran out of memory of its own.",
-    999: "The driver gives an unknown error; in a long-running container its access to the GPU may have been lost.",
-}
-"""A calm sentence for NVML's return codes (nvml.h, nvmlReturn_t); others are named by number."""
-
-LOST = {15, 16}
 COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
-RESCAN = 30.0
-"""Seconds after which a driver that was not there is asked for again."""
-
-
-def _text(value: Any) -> str | None:
-    """NVML's strings are bytes in old bindings and str in new ones."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value if isinstance(value, str) else None
+AGAIN = 5.0
+"""Seconds after which a driver or a device that was not there is looked for again."""
 
 
 @dataclass
-class _Fixed:
-    """What does not change while a device is there."""
+class _Known:
+    """One device: what does not change, and what the last slow reading gave."""
 
-    handle: Any
     device: Device
-    fast_memory: bool = True
-    """Memory v2 answers."""
-    broken: frozenset[str] = frozenset()
-    """Calls that said «not supported»: not asked again."""
+    calls: Calls | None
+    fields: dict[str, Any] = field(default_factory=dict)
+    slow: dict[str, Any] = field(default_factory=dict)
+    graphics: list[Process] | None = None
+
+    def __post_init__(self) -> None:
+        names = ("index", "name", "uuid", "bus_id", "compute_capability", "compute_mode", "parent", "mig_mode")
+        self.fields = {name: getattr(self.device, name) for name in names}
 
 
 class Nvml:
@@ -63,34 +44,42 @@ class Nvml:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
-        self._fixed: list[_Fixed] = []
-        self._failed_at = float("-inf")
+        self._known: list[_Known] = []
+        self._names: dict[tuple[int | None, int], Device] = {}
+        """Devices seen before, so that a lost one can still be named."""
+        self._looked = float("-inf")
         self._status = Status(False, None, "NVML was not asked yet.")
         self._versions: tuple[str | None, str | None] = (None, None)
         self._nvml: Any = None
 
     def read(self, *, processes: bool = True, slow: bool = True) -> Reading:
-        """One reading. Never raises: what cannot be read is None, and why is a sentence."""
+        """One reading. What cannot be read is None, and why is a sentence; without `slow` the last slow values stay."""
         with self._lock:
-            if not self._start():
-                return Reading(time.time(), status=self._status)
-            try:
-                devices = []
-                for fixed in self._fixed:
-                    devices.extend(self._device(fixed, processes, slow))
-            except Exception as error:  # noqa: BLE001 - a reading never raises, whatever a driver gives
-                self._stop()
-                return Reading(time.time(), status=Status(False, None, f"NVML could not be read: {error!r}"))
-            if devices and all(d.error for d in devices):
-                self._failed_at, self._pid = time.monotonic(), 0  # a driver reload invalidates every handle
-            return Reading(time.time(), tuple(devices), self._status, *self._versions)
+            for last in (False, True):
+                if not self._start():
+                    return Reading(time.time(), status=self._status)
+                try:
+                    devices = tuple([self._device(known, processes, slow) for known in self._known])
+                except NvmlFailed as error:  # somebody shut NVML down
+                    self._status = Status(False, error.code, sentence(error.code))
+                    self._pid, self._looked = 0, float("-inf") if not last else time.monotonic()
+                    continue
+                except Exception as error:  # noqa: BLE001 - a reading never raises, whatever a driver gives
+                    self._pid, self._looked = 0, time.monotonic()
+                    self._status = Status(False, None, f"NVML could not be read ({type(error).__name__}).")
+                    break
+                return Reading(time.time(), devices, self._status, *self._versions)
+            return Reading(time.time(), status=self._status)
 
     # -- starting
     def _start(self) -> bool:
         if self._pid == os.getpid():
             return True
-        if time.monotonic() - self._failed_at < RESCAN:
+        if self._pid:  # a forked child: the parent's failures are not its own
+            self._pid, self._looked = 0, float("-inf")
+        if time.monotonic() - self._looked < AGAIN:
             return False
+        self._looked = time.monotonic()
         try:
             import pynvml
         except ImportError:
@@ -104,161 +93,115 @@ class Nvml:
                 _cuda_version(self._ask("nvmlSystemGetCudaDriverVersion_v2")),
             )
             count = pynvml.nvmlDeviceGetCount()
-            self._fixed = [f for i in range(count) for f in self._find(i)]
+            self._known = [known for i in range(count) for known in self._find(i)]
         except Exception as error:  # noqa: BLE001 - see read
-            self._status = self._status_of(error)
-            self._stop()
+            self._status = status(error)
             return False
         self._pid = os.getpid()
-        self._status = Status(True, 0, "" if self._fixed else "The driver is loaded and has no GPU.")
+        self._status = Status(True, 0, "" if self._known else "The driver is loaded and has no GPU.")
         return True
 
-    def _stop(self) -> None:
-        self._pid = 0
-        self._failed_at = time.monotonic()
-
-    def _status_of(self, error: Exception) -> Status:
-        code = getattr(error, "value", None)
-        if not isinstance(code, int):
-            return Status(False, None, f"NVML could not be started: {error}")
-        return Status(False, code, SENTENCES.get(code, f"NVML answers with error {code} ({error})."))
-
-    def _ask(self, name: str, *arguments: Any, default: Any = None) -> Any:
-        """One NVML call; `default` where it fails or this binding lacks it."""
-        call: Callable[..., Any] | None = getattr(self._nvml, name, None)
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """One of pynvml's functions; None where it fails or this binding lacks it."""
+        call = getattr(self._nvml, name, None)
         if call is None:
-            return default
+            return None
         try:
             return call(*arguments)
-        except self._nvml.NVMLError:
-            return default
+        except (self._nvml.NVMLError, UnicodeDecodeError):
+            return None
 
-    # -- once for each device
-    def _find(self, index: int) -> list[_Fixed]:
+    def _find(self, index: int) -> list[_Known]:
+        """A card and its MIG instances."""
+        nvml = self._nvml
         try:
-            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-        except self._nvml.NVMLError as error:
-            return [_Fixed(None, Device(index, error=self._status_of(error).sentence))]
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as error:
+            before = self._names.get((None, index), Device(index))
+            return [_Known(replace(before, error=sentence(getattr(error, "value", 999))), None)]
         mig = self._ask("nvmlDeviceGetMigMode", handle)
         capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
-        bus = self._ask("nvmlDeviceGetPciInfo", handle)
         card = Device(
             index=index,
             name=_text(self._ask("nvmlDeviceGetName", handle)),
             uuid=_text(self._ask("nvmlDeviceGetUUID", handle)),
-            bus_id=_text(getattr(bus, "busId", None)),
+            bus_id=_text(getattr(self._ask("nvmlDeviceGetPciInfo", handle), "busId", None)),
             compute_capability=tuple(capability) if capability else None,
             compute_mode=COMPUTE_MODES.get(self._ask("nvmlDeviceGetComputeMode", handle)),
             mig_mode=bool(mig[0]) if mig else None,
         )
-        found = [_Fixed(handle, card)]
-        if card.mig_mode:
-            for i in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle, default=0)):
-                instance = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
-                if instance is not None:
-                    name = _text(self._ask("nvmlDeviceGetName", instance)) or f"MIG instance {i}"
-                    uuid = _text(self._ask("nvmlDeviceGetUUID", instance))
-                    found.append(_Fixed(instance, Device(i, name, uuid, parent=index)))
+        self._names[None, index] = card
+        found = [_Known(card, Calls(nvml.nvmlLib, handle, shared=not card.mig_mode))]
+        for i in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0 if card.mig_mode else 0):
+            instance = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i)
+            if instance is not None:
+                name = _text(self._ask("nvmlDeviceGetName", instance)) or f"MIG instance {i}"
+                one = Device(i, name, _text(self._ask("nvmlDeviceGetUUID", instance)), parent=index)
+                found.append(_Known(one, Calls(nvml.nvmlLib, instance, shared=False)))
         return found
 
     # -- each time
-    def _device(self, fixed: _Fixed, processes: bool, slow: bool) -> list[Device]:
-        if fixed.handle is None:
-            return [fixed.device]
+    def _device(self, known: _Known, processes: bool, slow: bool) -> Device:
+        if known.calls is None:
+            self._look_again()
+            return known.device
+        calls = known.calls
+        error = None
+        memory = Memory()
         try:
-            memory = self._memory(fixed)
-        except self._nvml.NVMLError as error:
-            code = getattr(error, "value", None)
-            if code in LOST or code == 999:
-                return [replace(fixed.device, error=SENTENCES.get(code, "The GPU is lost."))]
-            memory = Memory()  # a MIG parent without permission, say: its instances have numbers of their own
-        device = replace(
-            fixed.device,
-            memory=memory,
-            utilization=self._utilization(fixed),
-            processes=self._processes(fixed) if processes else None,
-        )
-        if slow:
-            power = self._number(fixed, "nvmlDeviceGetPowerUsage")
-            limit = self._number(fixed, "nvmlDeviceGetEnforcedPowerLimit")
-            device = replace(
-                device,
-                temperature=self._number(fixed, "nvmlDeviceGetTemperature", 0),
-                power=None if power is None else power / 1000,
-                power_limit=None if limit is None else limit / 1000,
-            )
-        return [device]
-
-    def _memory(self, fixed: _Fixed) -> Memory:
-        nvml = self._nvml
-        raw = None
-        if fixed.fast_memory and hasattr(nvml, "nvmlMemory_v2"):
-            try:
-                raw = nvml.nvmlDeviceGetMemoryInfo(fixed.handle, version=nvml.nvmlMemory_v2)
-            except (nvml.NVMLError, TypeError):
-                fixed.fast_memory = False  # an old driver or binding: v1 counts the reserve as used
-        if raw is None:
-            try:
-                raw = nvml.nvmlDeviceGetMemoryInfo(fixed.handle)
-            except nvml.NVMLError as error:
-                if getattr(error, "value", None) == 3:
-                    return _system_memory()
+            memory = calls.memory()
+        except NvmlFailed as failed:
+            if failed.code == 1:
                 raise
-        reserved = getattr(raw, "reserved", None)
-        return _sane(int(raw.total), int(raw.used), int(raw.free), None if reserved is None else int(reserved))
-
-    def _utilization(self, fixed: _Fixed) -> int | None:
-        rates = self._guarded(fixed, "nvmlDeviceGetUtilizationRates")
-        return None if rates is None or not 0 <= rates.gpu <= 100 else int(rates.gpu)
-
-    def _number(self, fixed: _Fixed, name: str, *more: Any) -> int | None:
-        value = self._guarded(fixed, name, *more)
-        return int(value) if isinstance(value, int) and 0 <= value < 1 << 31 else None
-
-    def _guarded(self, fixed: _Fixed, name: str, *more: Any) -> Any:
-        """A call that is not repeated once it was «not supported»."""
-        call = getattr(self._nvml, name, None)
-        if call is None or name in fixed.broken:
-            return None
+            if failed.code in LOST:
+                self._look_again(failed.code)
+                return replace(known.device, error=sentence(failed.code))
+            # a card cut into MIG instances may be closed to a container: its instances have numbers of their own
+            error = None if failed.code == 4 and known.device.mig_mode else sentence(failed.code)
         try:
-            return call(fixed.handle, *more)
-        except self._nvml.NVMLError as error:
-            if getattr(error, "value", None) == 3:
-                fixed.broken |= {name}
-            return None
+            utilization = calls.utilization()
+            found = self._processes(known, memory, slow) if processes else None
+            if slow:
+                known.slow = {
+                    "temperature": calls.temperature(),
+                    "power": calls.watts("nvmlDeviceGetPowerUsage"),
+                    "power_limit": calls.watts("nvmlDeviceGetEnforcedPowerLimit"),
+                }
+        except NvmlFailed as failed:
+            if failed.code == 1:
+                raise
+            return replace(known.device, error=sentence(failed.code))
+        return Device(
+            **known.fields, memory=memory, utilization=utilization, processes=found, error=error, **known.slow
+        )
 
-    def _processes(self, fixed: _Fixed) -> tuple[Process, ...] | None:
-        found: dict[int, Process] = {}
-        answered = False
-        for kind in ("graphics", "compute"):
-            raw = self._guarded(fixed, f"nvmlDeviceGet{kind.capitalize()}RunningProcesses")
-            if raw is None:
-                continue
-            answered = True
-            for entry in raw:
-                used = entry.usedGpuMemory  # None on WSL2 and WDDM; a wrapped value is none either
-                known = isinstance(used, int) and 0 <= used < 1 << 60
-                found[int(entry.pid)] = Process(int(entry.pid), used if known else None, kind)
-        return tuple(sorted(found.values(), key=lambda p: p.pid)) if answered else None
+    def _look_again(self, code: int = 15) -> None:
+        """From time to time NVML is started anew: a lost device may be back, or the driver loaded again."""
+        wait = AGAIN if code in RESTART else 2 * AGAIN
+        if time.monotonic() - self._looked > wait:
+            self._pid = 0
+            # the next reading starts anew; others' use of NVML goes on, since starts are counted
+
+    def _processes(self, known: _Known, memory: Memory, slow: bool) -> tuple[Process, ...] | None:
+        assert known.calls is not None
+        total = None if memory.unified else memory.total
+        compute = known.calls.processes("Compute", total)
+        if slow or known.graphics:
+            known.graphics = known.calls.processes("Graphics", total)
+        if not known.graphics:
+            if compute is None:
+                return None if known.graphics is None else ()
+            if len(compute) < 2:
+                return tuple(compute)
+        found = {p.pid: p for p in (*(known.graphics or ()), *(compute or ()))}  # one in both lists is compute
+        return tuple(sorted(found.values(), key=lambda p: p.pid))
 
 
-def _sane(total: int, used: int, free: int, reserved: int | None) -> Memory:
-    """Values that cannot be (wrapped below zero, larger than the card) become None."""
-
-    def within(value: int | None) -> int | None:
-        return value if value is not None and 0 <= value <= total else None
-
-    if not 0 < total < 1 << 60:
-        return Memory()
-    return Memory(total, within(used), within(free), within(reserved), used_includes_reserved=reserved is None)
-
-
-def _system_memory() -> Memory:
-    """A GPU that shares the system's RAM has no numbers of its own (GB10, Jetson)."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return Memory(memory.total, memory.total - memory.available, memory.available, unified=True)
+def _text(value: Any) -> str | None:
+    """NVML's strings are bytes in old bindings and str in new ones."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else None
 
 
 def _cuda_version(number: Any) -> str | None:
@@ -280,3 +223,12 @@ def forget() -> None:
     """Drop the process's source, so that the next one looks for the driver anew."""
     global _source
     _source = None
+
+
+def _after_fork() -> None:
+    if _source is not None:
+        _source._lock = threading.Lock()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
