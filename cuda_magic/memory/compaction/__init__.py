@@ -46,10 +46,10 @@ def _prepare(allocator: Allocator, device: int, request: int) -> tuple[Plan | No
     storages = {s.key: s for s in allocator.storages(device)}
     driver = allocator.driver_memory(device)
     free = driver[0] if driver else 0
+    segments = allocator.segments(device)
     limit = allocator.memory_limit(device)
     if limit is not None:
-        free = min(free, limit - allocator.stats(device).reserved)
-    segments = allocator.segments(device)
+        free = min(free, limit - sum(s.size for s in segments))
     if any(s.expandable for s in segments):
         return None, {}, "segments are expandable: their pages follow other rules"
     heap = Heap.of(segments, storages.values(), max(0, free - HEADROOM))

@@ -168,7 +168,8 @@ def _segment(raw: dict[str, Any]) -> Segment:
         state = _STATES.get(block["state"], "pending")
         # releases before 2.2 give no address of a block: blocks lie one behind the other
         at = block.get("address", address)
-        blocks.append(Block(at, block["size"], state, block.get("requested_size")))
+        # a free block still carries the size that its last owner asked for
+        blocks.append(Block(at, block["size"], state, block.get("requested_size") if state == "live" else None))
         address = at + block["size"]
     return Segment(
         device=raw["device"],

@@ -14,10 +14,7 @@ _VIEWS = {"UnownedMemory": "cupy", "MemoryPointer": "numba"}
 
 def graphs_alive(torch: Any) -> bool:
     """Whether a captured CUDA graph exists: it replays with the addresses of its capture."""
-    graph = torch.cuda.CUDAGraph
-    return any(type(found) is graph for found in gc.get_objects()) or any(
-        next(iter(raw.get("segment_pool_id", (0, 0)))) > 0 for raw in torch.cuda.memory_snapshot()
-    )
+    return torch.cuda.CUDAGraph in set(map(type, gc.get_objects()))
 
 
 def refusal(torch: Any, device: int) -> str:
@@ -27,15 +24,16 @@ def refusal(torch: Any, device: int) -> str:
         return f"the allocator is {backend()}, whose addresses cannot be planned"
     if torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
-    if graphs_alive(torch):
+    types = set(map(type, gc.get_objects()))
+    if torch.cuda.CUDAGraph in types:
         return "a captured CUDA graph remembers the addresses of its tensors"
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         ranks = distributed.get_world_size()
         if ranks > 1:
             return f"{ranks} ranks may have registered buffers with each other"
-    for found in gc.get_objects():
-        library = _VIEWS.get(type(found).__name__)
-        if library and type(found).__module__.split(".", 1)[0] == library:
+    for kind in types:
+        library = _VIEWS.get(kind.__name__)
+        if library and kind.__module__.split(".", 1)[0] == library:
             return f"{library} holds the address of memory that it does not own"
     return ""

@@ -17,11 +17,10 @@ CONSUMERS = ("cupy", "jax", "numba", "cudf", "tensorflow", "warp", "paddle")
 
 def tensors(torch: Any) -> Iterator[Any]:
     """CUDA tensors with memory of their own, gradients included; each object once."""
-    kind = torch.Tensor
-    for found in gc.get_objects():
-        # type(), not isinstance(): a hostile __class__ property must not run
-        if not issubclass(type(found), kind):
-            continue
+    # type(), not isinstance(): a hostile __class__ property must not run. Types first: there are few of them.
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
+    for found in [o for o in objects if type(o) in kinds]:
         try:
             if found.is_cuda and found.layout is torch.strided:
                 yield found
