@@ -50,6 +50,8 @@ def _prepare(allocator: Allocator, device: int, request: int) -> tuple[Plan | No
     limit = allocator.memory_limit(device)
     if limit is not None:
         free = min(free, limit - sum(s.size for s in segments))
+    if any(s.pool_id[0] > 0 for s in segments):
+        return None, {}, "a CUDA graph's pool is alive, and the graph remembers addresses"
     if any(s.expandable for s in segments):
         return None, {}, "segments are expandable: their pages follow other rules"
     heap = Heap.of(segments, storages.values(), max(0, free - HEADROOM))
