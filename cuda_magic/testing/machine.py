@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..devices.model import Reading
 from .allocator import PracticeAllocator
@@ -13,6 +13,7 @@ from .card import Card
 
 if TYPE_CHECKING:
     from ..doctor.facts import Facts
+    from ..doctor.startup import Startup
 
 __all__ = ["PracticeMachine", "PracticeSource"]
 
@@ -58,5 +59,35 @@ class PracticeMachine:
     def allocator(self) -> PracticeAllocator:
         return self._allocator
 
-    def startup(self, full: bool = False) -> Any:
-        raise NotImplementedError
+    def startup(self, full: bool = False) -> Startup:
+        """As if a child process had started CUDA on the practice cards; with `full` it also takes a first byte."""
+        from ..doctor.startup import Allocation, StartedDevice, Startup
+
+        devices = tuple(
+            StartedDevice(
+                index=card.index,
+                name=card.name,
+                total=card.capacity,
+                compute_capability=(8, 6),
+                bus_id=f"0000:{card.index + 1:02x}:00.0",
+                integrated=False,
+                compute_mode="default",
+            )
+            for card in self.cards
+        )
+        tried = tuple(
+            Allocation(
+                card.index, "practice", card.free >= card.context_size, None if card.free >= card.context_size else 2
+            )
+            for card in self.cards
+            if full
+        )
+        return Startup(
+            code=0,
+            device_count=len(devices),
+            driver_api=13000,
+            devices=devices,
+            full=full,
+            allocations=tried,
+            sentence=f"CUDA starts: {len(devices)} device{'s' if len(devices) != 1 else ''}",
+        )
