@@ -1,0 +1,119 @@
+"""The same answers where there is no live front end: terminal, nbconvert, papermill, jupyter execute, a saved file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+SETUP = "%load_ext cuda_magic\nfrom cuda_magic.testing import gpu\ncard = gpu(force=True)\nkept = card.full('2 GiB', 1)"
+LOOK = "%gpu_mem --once"
+FRAGMENT = """card.limit("3.2 GiB")
+del kept
+whole = card.empty("3 GiB")
+del whole
+parts = [card.full("64 MiB", i) for i in range(48)][::2]"""
+GUARDED = '%%cuda_guard\nbig = card.full("256 MiB", 200)\ncard.sum(big)'
+REPORT = "%cuda_guard"
+SEEN = ("[PRACTICE]", "Practice GPU 24 GiB", "24.00 GiB", str((256 << 20) * 200), "rescued", "compact")
+WRONG = "%gpu_mem --onec"
+SENTENCE = "gpu_mem: unknown option --onec. Did you mean '--once'?"
+
+
+def notebook(*sources):
+    made = new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}})
+    made.cells = [new_code_cell(source) for source in sources]
+    return made
+
+
+@pytest.fixture
+def good(tmp_path):
+    path = tmp_path / "good.ipynb"
+    nbformat.write(notebook(SETUP, LOOK, FRAGMENT, GUARDED, REPORT), path)
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path):
+    path = tmp_path / "bad.ipynb"
+    nbformat.write(notebook(SETUP, WRONG, "open('went_on', 'w').close()"), path)
+    return path
+
+
+def run(*words, folder, given=None):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "IPYTHONDIR": str(folder / "ipython")}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=env, input=given, capture_output=True, text=True, timeout=150
+    )
+
+
+def texts(path):
+    """All text that a saved notebook shows without a kernel."""
+    shown = []
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.outputs:
+            shown.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    return "\n".join(shown)
+
+
+def test_terminal(tmp_path):
+    """A terminal shows tables as text, and a mistake as one sentence without our frames; the session goes on."""
+    lines = "\n".join([SETUP, LOOK, FRAGMENT.replace("\n", "; "), WRONG, "6 * 7000", ""])
+    done = run("-m", "IPython", "--simple-prompt", "--colors=NoColor", "--no-banner", folder=tmp_path, given=lines)
+    assert "[PRACTICE]" in done.stdout and "Practice GPU 24 GiB" in done.stdout, done.stderr
+    assert SENTENCE in done.stdout and "42000" in done.stdout
+    assert "<div" not in done.stdout and "magics/" not in done.stdout
+
+
+@pytest.mark.parametrize("form", ["html", "markdown"])
+def test_nbconvert(good, form):
+    """nbconvert runs the notebook and keeps what it shows."""
+    done = run("-m", "nbconvert", "--execute", "--to", form, good.name, folder=good.parent)
+    assert done.returncode == 0, done.stderr
+    page = good.with_suffix({"html": ".html", "markdown": ".md"}[form]).read_text()
+    assert all(word in page for word in SEEN if word != "[PRACTICE]") and "PRACTICE" in page
+
+
+def test_papermill(good):
+    """papermill runs the notebook and saves text and HTML of each result."""
+    done = run("-m", "papermill", good.name, "out.ipynb", "--no-progress-bar", folder=good.parent)
+    assert done.returncode == 0, done.stderr
+    assert all(word in texts(good.with_name("out.ipynb")) for word in SEEN)
+
+
+def test_jupyter_execute_and_reopening(good):
+    """`jupyter execute` saves a notebook that shows all without a kernel, as text and as HTML, and holds no widget."""
+    done = run("-m", "jupyter", "execute", "--inplace", good.name, folder=good.parent)
+    assert done.returncode == 0, done.stderr
+    assert all(word in texts(good) for word in SEEN)
+    saved = nbformat.read(good, as_version=4)
+    assert "text/html" in saved.cells[1].outputs[0].data
+    assert "widgets" not in saved.metadata
+    from cuda_magic.testing.demo import to_html
+
+    page = to_html(saved, "good")
+    assert "Practice GPU 24 GiB" in page and "PRACTICE" in page
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "jupyter", "execute", "bad.ipynb"),
+        ("-m", "papermill", "bad.ipynb", "out.ipynb", "--no-progress-bar"),
+        ("-m", "nbconvert", "--execute", "--to", "html", "bad.ipynb"),
+        ("-m", "cuda_magic.testing.demo", "bad.ipynb"),
+    ],
+    ids=["jupyter execute", "papermill", "nbconvert", "demo"],
+)
+def test_a_mistake_stops_the_run(bad, words):
+    """A cell with an unknown option fails for every runner, with its sentence, and no later cell runs."""
+    done = run(*words, folder=bad.parent)
+    assert done.returncode != 0
+    assert SENTENCE in done.stderr
+    assert not bad.with_name("went_on").exists()
