@@ -28,7 +28,7 @@ def gpu(devices: Sequence[str | int] = ("24 GiB",), force: bool = False) -> Prac
     Returns
     -------
     PracticeGpu or RealGpu
-        With ``empty``, ``full``, ``fill``, ``sum``, ``rand``, ``limit`` and ``other_process``.
+        With ``empty``, ``full``, ``fill``, ``sum``, ``rand``, ``empty_cache``, ``limit`` and ``other_process``.
     """
     from .real import RealGpu, real_gpus
 

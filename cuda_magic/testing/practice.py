@@ -41,12 +41,23 @@ class PracticeGpu:
         return self.machine.cards[device]
 
     def empty(self, nbytes: str | int, device: int = 0) -> PracticeTensor:
-        """A tensor of bytes, not written."""
+        """A tensor of bytes, not written.
+
+        Raises
+        ------
+        OutOfMemoryError, AcceleratorError
+            As torch does, without frames of the model: those of torch are in C++ and do not show either.
+        """
+        __tracebackhide__ = True
         self._card(device)
-        return self.allocator.tensor(size(nbytes), device)
+        try:
+            return self.allocator.tensor(size(nbytes), device)
+        except RuntimeError as error:
+            raise error.with_traceback(None) from None
 
     def full(self, nbytes: str | int, value: int, device: int = 0) -> PracticeTensor:
         """A tensor of bytes, each `value` (0 to 255)."""
+        __tracebackhide__ = True
         return self.empty(nbytes, device).fill_(value)
 
     def fill(self, tensor: PracticeTensor, value: int) -> PracticeTensor:
@@ -60,6 +71,10 @@ class PracticeGpu:
     def rand(self) -> float:
         """A random number from the device's generator."""
         return self.allocator.generator.random()
+
+    def empty_cache(self) -> None:
+        """Give cached memory back to the driver, as ``torch.cuda.empty_cache()`` does."""
+        self.allocator.empty_cache()
 
     def limit(self, nbytes: str | int | None, device: int = 0) -> None:
         """Let this process reserve at most `nbytes` on `device`; None lifts the limit."""

@@ -86,10 +86,12 @@ class RealGpu:
 
     def empty(self, nbytes: str | int, device: int = 0) -> Any:
         """A tensor of bytes, not written."""
+        __tracebackhide__ = True
         return self.torch.empty(size(nbytes), dtype=self.torch.uint8, device=f"cuda:{device}")
 
     def full(self, nbytes: str | int, value: int, device: int = 0) -> Any:
         """A tensor of bytes, each `value` (0 to 255)."""
+        __tracebackhide__ = True
         return self.empty(nbytes, device).fill_(value)
 
     def fill(self, tensor: Any, value: int) -> Any:
@@ -104,6 +106,10 @@ class RealGpu:
     def rand(self) -> float:
         """A random number from the device's generator."""
         return float(self.torch.rand((), device="cuda"))
+
+    def empty_cache(self) -> None:
+        """Give cached memory back to the driver, as ``torch.cuda.empty_cache()`` does."""
+        self.torch.cuda.empty_cache()
 
     def limit(self, nbytes: str | int | None, device: int = 0) -> None:
         """Let this process reserve at most `nbytes` on `device`; None lifts the limit."""

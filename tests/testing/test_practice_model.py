@@ -155,6 +155,18 @@ def test_the_cache_is_given_back_before_an_error(card):
     kept = card.empty("3.5 GiB")
     stats = card.allocator.stats(0)
     assert (stats.retries, stats.ooms, kept.nbytes) == (1, 0, 3.5 * GIB)
+    del kept
+    card.empty_cache()
+    assert card.allocator.stats(0).reserved == 0
+
+
+def test_an_error_has_no_frames_of_the_model(card):
+    """The traceback ends at the call, as torch's does, and names no earlier error."""
+    with pytest.raises(OutOfMemoryError) as caught:
+        card.full("30 GiB", 1)
+    files = [entry.path.name for entry in caught.traceback]
+    assert "caching.py" not in files and "allocator.py" not in files
+    assert caught.value.__context__ is None and caught.value.__cause__ is None
 
 
 def test_the_text_of_the_error(card):
