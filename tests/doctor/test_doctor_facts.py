@@ -13,8 +13,6 @@ Max address space         12288000000          unlimited            bytes
 VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.3.0\n"
 
 
-
-
 def write(root, path, text=""):
     path = root / path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +22,9 @@ def write(root, path, text=""):
 def test_limits_memory_and_overcommit_are_read(tmp_path):
     """From proc: bytes, and None for unlimited."""
     write(tmp_path, "proc/self/limits", LIMITS)
-    write(tmp_path, "proc/meminfo", "MemTotal: 1024 kB\nMemAvailable: 512 kB\nCommitLimit: 256 kB\nCommitted_AS: 8 kB\n")
+    write(
+        tmp_path, "proc/meminfo", "MemTotal: 1024 kB\nMemAvailable: 512 kB\nCommitLimit: 256 kB\nCommitted_AS: 8 kB\n"
+    )
     write(tmp_path, "proc/sys/vm/overcommit_memory", "2\n")
     seen = host(tmp_path)
     assert seen.address_space == 12288000000
@@ -76,7 +76,9 @@ def test_modules_nodes_libraries_and_cards_are_read(tmp_path):
     assert seen.nodes == ("/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidiactl")
     assert seen.closed_nodes == ()
     assert [(lib.name, lib.version) for lib in seen.libraries] == [("libcuda", "575.57.08")]
-    assert [(c.bus_id, c.link_width, c.link_width_max, c.numa_node) for c in seen.pci] == [("0000:17:00.0", 8, 16, None)]
+    assert [(c.bus_id, c.link_width, c.link_width_max, c.numa_node) for c in seen.pci] == [
+        ("0000:17:00.0", 8, 16, None)
+    ]
 
 
 def test_the_loaders_path_comes_first(tmp_path):
