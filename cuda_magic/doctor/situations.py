@@ -82,7 +82,8 @@ def practice_facts(reading: Reading, startup: Startup, started: bool = False) ->
     """
     base = healthy(max(1, len(reading.devices)))
     kernel = Kernel(cuda_started=started, device_count=startup.device_count if started else None)
-    return replace(base, nvml=reading, startup=startup, kernel=kernel, label=reading.label)
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # cards of several sizes are of several names
+    return replace(base, nvml=reading, startup=startup, kernel=kernel, environment=order, label=reading.label)
 
 
 def _address_space() -> Facts:

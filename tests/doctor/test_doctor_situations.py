@@ -1,5 +1,6 @@
 """Situations and the finding that must come first; cases 18 to 34 of public reports are among them."""
 
+# ruff: noqa: E501 - one situation a line is a table
 from __future__ import annotations
 
 from collections.abc import Callable

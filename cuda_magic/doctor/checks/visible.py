@@ -111,14 +111,13 @@ def fewer(facts: Facts) -> Finding | None:
 def changed(facts: Facts) -> Finding | None:
     """The environment changed after CUDA had started in this kernel."""
     k, s = facts.kernel, facts.startup
-    if not k.cuda_started or k.device_count is None or s.device_count is None or k.device_count == s.device_count:
-        return None
-    if s.code not in (0, 100):
+    now = 0 if s.code == 100 else s.device_count
+    if not k.cuda_started or k.device_count is None or now is None or k.device_count == now:
         return None
     return Finding(
         WARNING,
         f"CUDA in this kernel sees {plural(k.device_count, 'device')}; with the variables as they are now, a new"
-        f" process sees {s.device_count}.",
+        f" process sees {now}.",
         f"{MASK} is read once, when CUDA starts. It was changed after that.",
         "%cuda_env --restart",
         "seen on an H200, driver 580",
