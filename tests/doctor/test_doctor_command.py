@@ -56,8 +56,14 @@ def command(environment, *words):
 
 
 @pytest.mark.parametrize(
-    ("code", "first"), [(2, "startup.out-of-memory"), (802, "driver.fabric-manager"), (804, "driver.compat"), (4321, "startup.unknown-code")]
-)  # fmt: skip
+    ("code", "first"),
+    [
+        (2, "startup.out-of-memory"),
+        (802, "driver.fabric-manager"),
+        (804, "driver.compat"),
+        (4321, "startup.unknown-code"),
+    ],
+)
 def test_the_command_names_the_cause_of_a_real_answer_of_the_driver(driver, fake_nvml, code, first):
     """libcuda and libnvidia-ml are loaded for real; NVML is well while cuInit fails."""
     fake_nvml.device(0)
@@ -72,7 +78,10 @@ def test_the_command_names_the_cause_of_a_real_answer_of_the_driver(driver, fake
     assert (cuda["code"], cuda["devices"]) == (code, None)
 
 
-@pytest.mark.parametrize(("code", "name"), [(9, "NVML_ERROR_DRIVER_NOT_LOADED"), (18, "NVML_ERROR_LIB_RM_VERSION_MISMATCH"), (999, "NVML_ERROR_UNKNOWN")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [(9, "NVML_ERROR_DRIVER_NOT_LOADED"), (18, "NVML_ERROR_LIB_RM_VERSION_MISMATCH"), (999, "NVML_ERROR_UNKNOWN")],
+)
 def test_nvml_that_fails_is_told_beside_cuda(driver, fake_nvml, code, name):
     """Each of NVML's codes at its start, with a CUDA that starts or not."""
     fake_nvml.error("nvmlInit_v2", code)
