@@ -230,7 +230,7 @@ class _Parser:
             raise _Refused(f"there is no backend {token!r}, only {' and '.join(BACKENDS)}{plain}")
         if self.loaded is not None and token != self.loaded:
             raise _Refused(
-                f"torch is already imported with the backend {self.loaded}, and another one here makes the next CUDA call"
+                f"torch is already imported with the backend {self.loaded}, and another one makes the next CUDA call"
                 " fail; restart the kernel and set it before torch is imported"
             )
 

@@ -1,74 +1,17 @@
-"""The variables that CUDA, torch and NVIDIA's libraries read, as data. Adding one is adding a row.
-
-`read` says at which moment the value is read, and with that until when a change still takes effect:
-
-always      at each call                                    a change takes effect at once
-import      when torch is imported
-cuinit      when CUDA starts in the process (cuInit; torch.cuda.is_available() is enough)
-context     when the first context is created (the first tensor on a GPU)
-init        when torch initialises CUDA, which is before its first context
-use         at the first use of the feature; `first_use` names it
-container   when the container is created: nothing in a notebook changes it
+"""The variables that CUDA and torch read, as data; those of other libraries are in libraries.py. Adding one is adding
+a row.
 
 Verified on one H200, torch 2.11.0+cu130, driver 580, or in torch's released wheels, unless `documented`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from .libraries import LIBRARIES
+from .variable import Variable, one_of, whole, workspace
 
 __all__ = ["CATALOGUE", "Variable", "find"]
 
-
-def _one_of(*legal: str) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        return "" if value in legal else f"legal values are {', '.join(legal)}"
-
-    return check
-
-
-def _whole(low: int, high: int) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        fits = re.fullmatch(r"\d+", value) and low <= int(value) <= high
-        return "" if fits else f"it takes a whole number from {low} to {high}"
-
-    return check
-
-
-def _any(value: str) -> str:
-    return ""
-
-
-def _workspace(value: str) -> str:
-    return "" if re.fullmatch(r"(:\d+:\d+)+", value) else "it takes :KiB:count, for example :4096:8"
-
-
-@dataclass(frozen=True)
-class Variable:
-    """One variable. `check` gives what is wrong with a value, or an empty string."""
-
-    name: str
-    meaning: str
-    read: str
-    check: Callable[[str], str] = _any
-    values: tuple[str, ...] = ()
-    """Values that TAB offers."""
-    legal: str = ""
-    """Legal values in words."""
-    default: str = ""
-    late: str = ""
-    """What to do when it is too late."""
-    myth: str = ""
-    """What circulates about it and is wrong, with the right fact."""
-    first_use: str = ""
-    documented: bool = False
-    """From vendors' documentation; not tried by us."""
-    source: str = "measured"
-
-
-CATALOGUE: tuple[Variable, ...] = (
+CUDA_AND_TORCH: tuple[Variable, ...] = (
     Variable(
         "CUDA_VISIBLE_DEVICES",
         "Which GPUs this process sees, and in which order.",
@@ -81,7 +24,7 @@ CATALOGUE: tuple[Variable, ...] = (
         "CUDA_DEVICE_ORDER",
         "How CUDA numbers the GPUs; NVML and nvidia-smi always use the PCI order.",
         "cuinit",
-        _one_of("FASTEST_FIRST", "PCI_BUS_ID"),
+        one_of("FASTEST_FIRST", "PCI_BUS_ID"),
         ("FASTEST_FIRST", "PCI_BUS_ID"),
         "FASTEST_FIRST or PCI_BUS_ID",
         "FASTEST_FIRST",
@@ -92,7 +35,7 @@ CATALOGUE: tuple[Variable, ...] = (
         "CUDA_LAUNCH_BLOCKING",
         "1 makes every kernel launch wait, so that an error shows at the line that caused it; slow.",
         "context",
-        _one_of("0", "1"),
+        one_of("0", "1"),
         ("0", "1"),
         "0 or 1",
         "0",
@@ -101,7 +44,7 @@ CATALOGUE: tuple[Variable, ...] = (
         "CUDA_MODULE_LOADING",
         "LAZY loads a kernel when it is first used, EAGER all at the start.",
         "cuinit",
-        _one_of("DEFAULT", "LAZY", "EAGER"),
+        one_of("DEFAULT", "LAZY", "EAGER"),
         ("LAZY", "EAGER"),
         "DEFAULT, LAZY or EAGER",
         "LAZY",
@@ -112,7 +55,7 @@ CATALOGUE: tuple[Variable, ...] = (
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "Number of hardware queues for kernels and copies.",
         "context",
-        _whole(1, 32),
+        whole(1, 32),
         ("1", "8", "32"),
         "1 to 32",
         "8",
@@ -138,13 +81,14 @@ CATALOGUE: tuple[Variable, ...] = (
         legal="as PYTORCH_CUDA_ALLOC_CONF",
         late="restart the kernel",
         myth="torch 2.9 tells people to switch to this name and then ignores it for CUDA; it works from 2.10 on.",
+        since=(2, 10),
         source="released wheels 2.9.1 to 2.15.0",
     ),
     Variable(
         "PYTORCH_NO_CUDA_MEMORY_CACHING",
         "1 bypasses the caching allocator: each tensor is a cudaMalloc; for debugging, slow.",
         "init",
-        _one_of("0", "1"),
+        one_of("0", "1"),
         ("1",),
         "1 (up to torch 2.6 any value, even 0, switches caching off)",
         source="measured; static at the first allocation",
@@ -153,17 +97,18 @@ CATALOGUE: tuple[Variable, ...] = (
         "PYTORCH_NVML_BASED_CUDA_CHECK",
         "1 makes torch.cuda.is_available() count devices by NVML and not start CUDA, so that a fork stays possible.",
         "always",
-        _one_of("0", "1"),
+        one_of("0", "1"),
         ("1",),
         "only the exact value 1 counts",
         myth="It repairs nothing: is_available() then says True where the first tensor still fails.",
-        source="torch/cuda/__init__.py, since torch 2.0",
+        since=(2, 0),
+        source="torch/cuda/__init__.py",
     ),
     Variable(
         "CUBLAS_WORKSPACE_CONFIG",
         "Size of cuBLAS's workspace; :4096:8 or :16:8 is needed for deterministic results.",
         "use",
-        _workspace,
+        workspace,
         (":4096:8", ":16:8"),
         ":KiB:count[:KiB:count ...]",
         first_use="the first matrix product",
@@ -172,7 +117,7 @@ CATALOGUE: tuple[Variable, ...] = (
         "NVIDIA_TF32_OVERRIDE",
         "0 switches TF32 off in NVIDIA's libraries.",
         "use",
-        _one_of("0", "1"),
+        one_of("0", "1"),
         ("0",),
         "0",
         first_use="the first use of the library",
@@ -183,7 +128,7 @@ CATALOGUE: tuple[Variable, ...] = (
         "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
         "1 allows TF32 in matrix products.",
         "import",
-        _one_of("0", "1"),
+        one_of("0", "1"),
         ("0", "1"),
         "0 or 1",
         late="torch.set_float32_matmul_precision('high')",
@@ -200,7 +145,7 @@ CATALOGUE: tuple[Variable, ...] = (
         "TORCH_SHOW_CPP_STACKTRACES",
         "1 shows the C++ stack in errors.",
         "use",
-        _one_of("0", "1"),
+        one_of("0", "1"),
         ("1",),
         "0 or 1",
         first_use="the first C++ error",
@@ -213,17 +158,6 @@ CATALOGUE: tuple[Variable, ...] = (
         source="torch's CMake files",
     ),
     Variable(
-        "NCCL_DEBUG",
-        "How much NCCL logs.",
-        "use",
-        _one_of("VERSION", "WARN", "INFO", "TRACE"),
-        ("WARN", "INFO"),
-        "VERSION, WARN, INFO or TRACE",
-        first_use="the first communicator",
-        documented=True,
-        source="NCCL documentation",
-    ),
-    Variable(
         "TORCHINDUCTOR_CACHE_DIR",
         "Where torch.compile keeps its results.",
         "always",
@@ -234,36 +168,112 @@ CATALOGUE: tuple[Variable, ...] = (
         "TRITON_CACHE_DIR", "Where Triton keeps its kernels.", "always", legal="a folder", source="triton/knobs.py"
     ),
     Variable(
-        "NVIDIA_VISIBLE_DEVICES",
-        "Which GPUs a container is given.",
-        "container",
-        legal="indices, UUIDs, all, none or void",
-        late="start the container anew",
-        documented=True,
-        source="NVIDIA container toolkit",
-    ),
-    Variable(
-        "NVIDIA_DRIVER_CAPABILITIES",
-        "What of the driver a container is given; CUDA needs compute, NVML needs utility.",
-        "container",
-        legal="compute, utility, graphics, video, display, compat32 with commas, or all",
-        late="start the container anew",
-        documented=True,
-        source="NVIDIA container toolkit",
-    ),
-    Variable(
-        "XLA_PYTHON_CLIENT_PREALLOCATE",
-        "false keeps JAX from taking most of the card at its start.",
+        "PYTORCH_USE_CUDA_DSA",
+        "1 switches device-side assertions on, in a torch that was built with them.",
         "use",
-        _one_of("true", "false"),
-        ("false",),
-        "true or false",
-        "true",
-        first_use="JAX's first operation",
-        source="docs.jax.dev; measured",
+        one_of("0", "1"),
+        ("1",),
+        "0 or 1",
+        first_use="the first kernel launch",
+        documented=True,
+        source="c10/cuda/CUDADeviceAssertionHost",
+    ),
+    Variable(
+        "PYTORCH_CUDA_DSA_STACKTRACING",
+        "1 keeps a stack for each launch, for device-side assertions.",
+        "use",
+        one_of("0", "1"),
+        ("1",),
+        "0 or 1",
+        first_use="the first kernel launch",
+        documented=True,
+        source="c10/cuda/CUDADeviceAssertionHost",
+    ),
+    Variable(
+        "TORCH_LINALG_PREFER_CUSOLVER",
+        "1 prefers cuSOLVER for linear algebra.",
+        "import",
+        one_of("0", "1"),
+        ("1",),
+        "0 or 1",
+        late="torch.backends.cuda.preferred_linalg_library('cusolver')",
+        documented=True,
+        source="ATen/Context.h",
+    ),
+    Variable(
+        "TORCH_BLAS_PREFER_CUBLASLT",
+        "1 prefers cuBLASLt for matrix products.",
+        "import",
+        one_of("0", "1"),
+        ("1",),
+        "0 or 1",
+        late="torch.backends.cuda.preferred_blas_library('cublaslt')",
+        documented=True,
+        source="ATen/Context.h",
+    ),
+    Variable(
+        "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT",
+        "How many plans of convolutions are kept.",
+        "use",
+        whole(-1, 2**31 - 1),
+        legal="a whole number",
+        default="10000",
+        first_use="the first convolution",
+        documented=True,
+        source="torch documentation",
+    ),
+    Variable(
+        "CUDA_CACHE_PATH",
+        "Where the driver keeps kernels that it compiled.",
+        "cuinit",
+        legal="a folder",
+        documented=True,
+        source="CUDA programming guide",
+    ),
+    Variable(
+        "CUDA_CACHE_MAXSIZE",
+        "Size of that cache in bytes.",
+        "cuinit",
+        whole(0, 4 << 30),
+        legal="bytes, at most 4294967296",
+        default="1073741824",
+        documented=True,
+        source="CUDA programming guide",
+    ),
+    Variable(
+        "CUDA_CACHE_DISABLE",
+        "1 switches that cache off.",
+        "cuinit",
+        one_of("0", "1"),
+        ("0", "1"),
+        "0 or 1",
+        "0",
+        documented=True,
+        source="CUDA programming guide",
+    ),
+    Variable(
+        "CUDA_FORCE_PTX_JIT",
+        "1 compiles every kernel from PTX and ignores the compiled ones.",
+        "cuinit",
+        one_of("0", "1"),
+        ("0", "1"),
+        "0 or 1",
+        "0",
+        documented=True,
+        source="CUDA programming guide",
+    ),
+    Variable(
+        "CUDA_LOG_FILE",
+        "Where the driver writes what went wrong (CUDA 12.9 and newer).",
+        "cuinit",
+        values=("stderr", "stdout"),
+        legal="stdout, stderr or a path",
+        documented=True,
+        source="CUDA programming guide",
     ),
 )
 
+CATALOGUE: tuple[Variable, ...] = CUDA_AND_TORCH + LIBRARIES
 _BY_NAME = {v.name: v for v in CATALOGUE}
 
 

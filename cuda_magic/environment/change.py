@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 from ..errors import Refused, UserError, nearest
 from .catalogue import CATALOGUE, find
-from .state import Moment, now
+from .state import Progress, progress
+from .verdict import Situation, faults
 
-__all__ = ["apply", "parse", "undo", "words"]
+__all__ = ["apply", "check", "known", "parse", "quoted", "set_at", "undo", "words"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _before: list[dict[str, str | None]] = []
 """What stood before each change, the last one at the end."""
-set_at: dict[str, tuple[str | None, Moment]] = {}
-"""The value that we gave each variable, and the moment at which we did."""
+set_at: dict[str, tuple[str | None, Progress]] = {}
+"""The value that we gave each variable, and how far the process had come then."""
 
 
 def words(line: str) -> list[str]:
@@ -49,6 +50,11 @@ def words(line: str) -> list[str]:
     return [*found, word] if started or word else found
 
 
+def quoted(line: str) -> set[str]:
+    """The names whose value stands in quotes on `line`."""
+    return {m[1] for m in re.finditer(r"""(?:^|\s)["']?(\w+)=["']""", line)}
+
+
 def parse(assignments: Sequence[str]) -> dict[str, str]:
     """Names to values of ``NAME=VALUE`` words.
 
@@ -58,6 +64,8 @@ def parse(assignments: Sequence[str]) -> dict[str, str]:
         If a word is no assignment or a name is no name.
     """
     wanted = {}
+    if "=" in assignments:
+        raise UserError("cuda_env: write NAME=VALUE without spaces around the equals sign.")
     for word in assignments:
         name, equals, value = word.partition("=")
         if not equals:
@@ -68,23 +76,31 @@ def parse(assignments: Sequence[str]) -> dict[str, str]:
     return wanted
 
 
-def check(name: str, value: str, force: bool = False) -> None:
-    """Whether `value` may be set.
+def check(name: str, value: str, situation: Situation, force: bool = False) -> tuple[str, ...]:
+    """Whether `value` may be set; gives what there is to know about it.
 
     Raises
     ------
     UserError
         If the value is illegal, or the name looks like a misspelt one.
+    Refused
+        If the value is legal and setting it now would break the next CUDA call.
     """
-    variable = find(name)
-    if variable is None:
+    if "\0" in value:
+        raise UserError(f"cuda_env: {name} holds a zero byte, which no environment can.")
+    if find(name) is None:
         hint = _misspelt(name)
         if hint and not force:
             raise UserError(f"cuda_env: {name} is not known.{hint} (--force sets it all the same)")
-        return
-    wrong = variable.check(value)
-    if wrong and not force:
-        raise UserError(f"cuda_env: {name}={value} is not legal: {wrong}.")
+        return ("not in the catalogue: set as it is",)
+    refused, notes = faults(name, value, situation)
+    if not refused:
+        return notes
+    if force:
+        return (*notes, f"forced: {refused}")
+    if "already imported" in refused:
+        raise Refused(f"cuda_env: {name}={value} is refused: {refused}.")
+    raise UserError(f"cuda_env: {name}={value} is not legal: {refused}{'' if refused[-1] in '.?' else '.'}")
 
 
 def _misspelt(name: str) -> str:
@@ -126,9 +142,9 @@ def undo() -> list[str]:
 
 
 def _put(values: dict[str, str | None]) -> None:
-    moment = now()
+    reached = progress()
     for name, value in values.items():
-        set_at[name] = (value, moment)
+        set_at[name] = (value, reached)
         if value is None:
             os.environ.pop(name, None)
         else:

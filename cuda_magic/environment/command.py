@@ -1,91 +1,37 @@
-"""`%cuda_env` and `cuda-magic env`: listing, explaining, setting."""
+"""`%cuda_env` and `cuda-magic env`: listing, explaining, setting, exporting."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
 
-from ..render.blocks import Block, Note, Table, Text, Title
+from ..devices.model import Device
+from ..errors import Refused, UserError, nearest
+from ..machine import machine
+from ..memory.torch import live
 from ..result import Result
 from . import change
 from .catalogue import CATALOGUE, Variable, find
-from .state import Moment, now
-from .verdict import Verdict, first_environment, takes_effect, verdict
+from .exports import FORMATS, export
+from .presets import PRESETS
+from .release import installed
+from .results import Environment, Explanation, Export, Presets, VisibleDevice
+from .state import progress
+from .verdict import Situation, Verdict, faults, first_environment, noted, takes_effect, verdict
+from .visible import resolve
 
-__all__ = ["Environment", "Explanation", "env", "explain", "listing", "set_all", "undo", "unset_all"]
-
-MOMENTS = {
-    Moment.BEFORE_IMPORT: "torch is not imported yet.",
-    Moment.IMPORTED: "torch is already imported; CUDA is not started.",
-    Moment.STARTED: "torch may be imported, and CUDA is already started in this process (cuInit was called).",
-    Moment.CONTEXT: "torch is already imported and uses CUDA in this process.",
-}
-
-
-@dataclass(frozen=True, repr=False)
-class Environment(Result):
-    """The variables that are set, or those that were just changed."""
-
-    moment: str
-    variables: tuple[Verdict, ...]
-    title: str = "CUDA environment"
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"name": v.name, "value": v.value, "state": v.state, "note": v.note, "known": v.known}
-            for v in self.variables
-        ]
-
-    def blocks(self) -> Sequence[Block]:
-        blocks: list[Block] = [Title(self.title), Text(self.moment)]
-        if not self.variables:
-            return [*blocks, Text("None of the variables that CUDA or torch read is set; their defaults hold.")]
-        blocks.append(
-            Table(
-                ("variable", "value", "state"),
-                [(v.name, "(not set)" if v.value is None else v.value, v.state) for v in self.variables],
-            )
-        )
-        for v in self.variables:
-            if v.note:
-                severity = "warning" if v.state in ("invalid", "no effect", "after a kernel restart") else "info"
-                blocks.append(Note(severity, f"{v.name}: {v.note}"))
-        return blocks
-
-
-@dataclass(frozen=True, repr=False)
-class Explanation(Result):
-    """One variable, explained."""
-
-    name: str
-    meaning: str
-    legal: str
-    default: str
-    read: str
-    state: str
-    value: str | None
-    myth: str
-    late: str
-    source: str
-    verified: bool
-
-    def blocks(self) -> Sequence[Block]:
-        rows = [
-            ("now", "(not set)" if self.value is None else self.value),
-            ("state", self.state),
-            ("legal values", self.legal or "any"),
-            ("default", self.default or "(none)"),
-            ("read", self.read),
-            ("if too late", self.late or "restart the kernel"),
-            ("source", self.source + ("" if self.verified else " (documented, not tried by us)")),
-        ]
-        blocks: list[Block] = [Title(self.name), Text(self.meaning), Table(("", ""), rows)]
-        if self.myth:
-            blocks.append(Note("info", self.myth))
-        return blocks
-
+__all__ = [
+    "env",
+    "explain",
+    "export_all",
+    "listing",
+    "preset",
+    "set_all",
+    "set_devices",
+    "situation",
+    "undo",
+    "unset_all",
+]
 
 READ = {
     "always": "at each call",
@@ -98,14 +44,51 @@ READ = {
 }
 
 
-def _verdicts(names: Sequence[str]) -> tuple[Verdict, ...]:
-    moment, started = now(), first_environment()
-    return tuple(verdict(name, os.environ, moment, started, change.set_at) for name in names)
+def situation() -> Situation:
+    """This process as it is now. Reads the cards through NVML; starts nothing."""
+    reading = machine().devices().read(processes=False, slow=False)
+    return Situation(
+        environment=os.environ,
+        progress=progress(),
+        torch=installed(),
+        started_with=first_environment(),
+        set_at=change.set_at,
+        devices=reading.devices if reading.status.ok else None,
+        live=live.settings(),
+        backend=live.backend(),
+    )
+
+
+def _environment(
+    at: Situation, verdicts: Sequence[Verdict], title: str = "CUDA environment", more: Sequence[str] = ()
+) -> Environment:
+    seen = None
+    if any(v.name == "CUDA_VISIBLE_DEVICES" for v in verdicts):
+        resolved = resolve(at.environment.get("CUDA_VISIBLE_DEVICES"), at.devices).devices
+        if resolved is not None:
+            seen = tuple(VisibleDevice(i, d.index, d.name, d.uuid) for i, d in enumerate(resolved))
+            more = list(dict.fromkeys([*more, *_expected(at)]))
+    return Environment(at.progress.words, tuple(verdicts), title, seen, tuple(more), machine().label)
+
+
+def _verdicts(at: Situation, names: Sequence[str]) -> list[Verdict]:
+    return [verdict(name, at) for name in names]
 
 
 def listing() -> Environment:
-    """All variables of the catalogue that are set."""
-    return Environment(MOMENTS[now()], _verdicts([v.name for v in CATALOGUE if v.name in os.environ]))
+    """All variables of the catalogue that are set, and what one would expect to be set."""
+    at = situation()
+    return _environment(at, _verdicts(at, [v.name for v in CATALOGUE if v.name in at.environment]), more=_expected(at))
+
+
+def _expected(at: Situation) -> list[str]:
+    models = {d.name for d in at.devices or () if d.parent is None}
+    if len(models) > 1 and "CUDA_DEVICE_ORDER" not in at.environment:
+        return [
+            "The GPUs are of different models and CUDA numbers the fastest first, nvidia-smi by PCI bus:"
+            " CUDA_DEVICE_ORDER=PCI_BUS_ID makes the numbers agree."
+        ]
+    return []
 
 
 def explain(name: str) -> Result:
@@ -117,61 +100,125 @@ def explain(name: str) -> Result:
         If the name is neither known nor set.
     """
     change.known(name)
-    variable = find(name)
-    if variable is None:
-        return Environment(MOMENTS[now()], _verdicts([name]), name)
-    return _explanation(variable)
+    at, variable = situation(), find(name)
+    return _environment(at, _verdicts(at, [name]), name) if variable is None else _explanation(variable, at)
 
 
-def _explanation(variable: Variable) -> Explanation:
-    current = _verdicts([variable.name])[0]
-    state = current.state
+def _explanation(variable: Variable, at: Situation) -> Explanation:
+    current = verdict(variable.name, at)
+    state = "; ".join(filter(None, [current.state, current.note]))
     if current.value is None:
-        state = f"not set; a value set now: {takes_effect(variable, now())[0]}"
+        state = f"not set; a value set now: {takes_effect(variable, at.progress)[0]}"
     return Explanation(
         variable.name,
         variable.meaning,
         variable.legal,
         variable.default,
-        READ.get(variable.read, variable.first_use),
+        READ.get(variable.read, f"at {variable.first_use}"),
         state,
         current.value,
         variable.myth,
         variable.late,
+        f"torch {variable.since[0]}.{variable.since[1]}" if variable.since else "",
         variable.source,
         not variable.documented,
     )
 
 
-def set_all(assignments: Sequence[str], force: bool = False) -> Environment:
-    """Check all, then set all or none.
+def set_all(assignments: Sequence[str], force: bool = False, quoted: Collection[str] = ()) -> Environment:
+    """Check all, then set all or none; `quoted` are the names whose value was typed in quotes.
+
+    Raises
+    ------
+    UserError, Refused
+        At the first assignment that is not legal; nothing is set then.
+    """
+    return _set(change.parse(assignments), force, quoted)
+
+
+def _set(
+    wanted: dict[str, str], force: bool = False, quoted: Collection[str] = (), more: Sequence[str] = ()
+) -> Environment:
+    before = dict(os.environ)
+    at = situation()
+    said = {name: change.check(name, value, at, force) for name, value in wanted.items()}
+    change.apply(dict(wanted))
+    at = situation()
+    verdicts = []
+    for name, value in wanted.items():
+        notes = [n for n in said[name] if n.startswith("forced")]
+        if name in quoted:
+            notes.append("the quotes around the value were taken off")
+        if before.get(name) not in (None, value):
+            notes.append(f"was {before[name] or '(empty)'}")
+        if name == "CUDA_VISIBLE_DEVICES" and at.progress.imported and not at.progress.started:
+            notes.append("torch is imported and CUDA not started: the value counts; a restart makes sure")
+        verdicts.append(noted(verdict(name, at), "; ".join(notes)))
+    return _environment(at, verdicts, "set", more)
+
+
+def set_devices(text: str) -> Environment:
+    """Make the cards of `text` (indices or UUID prefixes, as nvidia-smi shows them) the visible ones, in that order.
 
     Raises
     ------
     UserError
-        At the first assignment that is not legal; nothing is set then.
+        If a card is not there or stands twice.
     """
-    wanted = change.parse(assignments)
-    for name, value in wanted.items():
-        change.check(name, value, force)
-    change.apply(dict(wanted))
-    return Environment(MOMENTS[now()], _verdicts(list(wanted)), "set")
+    cards = [d for d in situation().devices or () if d.parent is None]
+    if not cards:
+        raise UserError("cuda_env: --devices checks against the cards, and no NVIDIA GPU is seen here.")
+    have = ", ".join(f"{d.index} ({d.name or 'n/a'})" for d in cards)
+    chosen: list[Device] = []
+    for word in text.split(","):
+        entry = word.strip()
+        fits = [
+            d for d in cards if str(d.index) == entry or (entry.startswith("GPU-") and (d.uuid or "").startswith(entry))
+        ]
+        if len(fits) != 1:
+            raise UserError(
+                f"cuda_env: {entry!r} {'fits several GPUs' if fits else 'is no GPU here'}; there are {have}."
+            )
+        if fits[0] in chosen:
+            raise UserError(f"cuda_env: GPU {fits[0].index} stands twice; CUDA would then see no device.")
+        chosen.append(fits[0])
+    indices = ",".join(str(d.index) for d in chosen)
+    return _set({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": indices})
+
+
+def preset(name: str) -> Result:
+    """Set a preset, or list them for an empty name.
+
+    Raises
+    ------
+    UserError
+        If there is no such preset.
+    """
+    if not name:
+        return Presets(tuple((p.name, " ".join(f"{k}={v}" for k, v in p.values), p.meaning) for p in PRESETS))
+    found = next((p for p in PRESETS if p.name == name), None)
+    if found is None:
+        names = [p.name for p in PRESETS]
+        raise UserError(
+            f"cuda_env: there is no preset {name!r}.{nearest(name, names) or ' Presets: ' + ', '.join(names)}"
+        )
+    return _set(dict(found.values), more=[t for t in (found.meaning, found.beware) if t])
 
 
 def unset_all(names: Sequence[str]) -> Environment:
     """Unset all of `names`."""
     for name in names:
         change.known(name)
+    before = [name for name in names if name in os.environ]
     change.apply(dict.fromkeys(names))
-    moment = now()
-    notes = []
+    at = situation()
+    verdicts = []
     for name in names:
         variable = find(name)
-        state, note = takes_effect(variable, moment) if variable else ("not set", "")
-        notes.append(
-            Verdict(name, None, "not set" if state == "in effect" else f"unset: {state}", note, bool(variable))
-        )
-    return Environment(MOMENTS[moment], tuple(notes), "unset")
+        state, note = takes_effect(variable, at.progress) if variable and name in before else ("in effect", "")
+        shown = "not set" if state == "in effect" else f"unset: {state}"
+        verdicts.append(Verdict(name, None, shown, note, bool(variable)))
+    return _environment(at, verdicts, "unset")
 
 
 def undo() -> Environment:
@@ -183,11 +230,44 @@ def undo() -> Environment:
         If there was none.
     """
     names = change.undo()
-    return Environment(MOMENTS[now()], _verdicts(names), "back to what stood before")
+    at = situation()
+    return _environment(at, _verdicts(at, names), "back to what stood before")
+
+
+def export_all(form: str) -> Export:
+    """The catalogue's variables that are set, in the format `form`.
+
+    Raises
+    ------
+    UserError, Refused
+        If there is no such format, nothing is set, or the format cannot hold a value.
+    """
+    values = {v.name: os.environ[v.name] for v in CATALOGUE if v.name in os.environ}
+    if form in FORMATS and not values:
+        raise Refused("cuda_env: none of the variables that CUDA or torch read is set: there is nothing to export.")
+    return Export(form, FORMATS[form][1] if form in FORMATS else "", export(form, values))
+
+
+def allocator_fault(environment: dict[str, str]) -> tuple[str, str] | None:
+    """(name, reason) of an allocator configuration in `environment` on which torch would raise, or None."""
+    at = Situation(environment, progress(), installed(), backend=live.backend())
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if name in environment:
+            reason, _ = faults(name, environment[name], at)
+            return (name, reason) if reason else None
+    return None
 
 
 def env(words: list[str]) -> tuple[Result, int]:
-    """`cuda-magic env [NAME]`: exit code 1 where a variable is invalid or without effect."""
+    """`cuda-magic env [NAME] [--export FORMAT]`: exit code 1 where a variable is invalid or without effect."""
+    if words[:1] == ["--export"]:
+        if len(words) != 2:
+            raise UserError(f"--export takes one format: {', '.join(FORMATS)}")
+        return export_all(words[1]), 0
+    if len(words) > 1 or any(w.startswith("-") for w in words):
+        raise UserError(f"takes one NAME, --export FORMAT or --json, not {' '.join(words)!r}")
+    if words and "=" in words[0]:
+        raise UserError("a terminal's variables are set in its shell: export NAME=VALUE")
     result = explain(words[0]) if words else listing()
     bad = isinstance(result, Environment) and any(v.state in ("invalid", "no effect") for v in result.variables)
     return result, 1 if bad else 0

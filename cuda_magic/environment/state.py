@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import enum
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Moment", "device_count", "now"]
+__all__ = ["Moment", "Progress", "device_count", "now", "progress"]
 
 NOT_INITIALISED = 3
 """CUDA_ERROR_NOT_INITIALIZED: what cuDeviceGetCount answers until somebody called cuInit (seen on an H200)."""
@@ -54,15 +55,60 @@ def device_count() -> int | None:
         return None
 
 
-def _context() -> bool:
+def _any_context() -> bool:
+    """Whether a device's primary context is active: torch's, CuPy's or another library's. Creates none."""
+    try:
+        cuda = ctypes.CDLL(_library())
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        for device in range(device_count() or 0):
+            answer = cuda.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
+            if answer == 0 and active.value:
+                return True
+    except (OSError, AttributeError):
+        pass
+    return False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far torch has come and how far the driver has: another library may start CUDA before torch is imported."""
+
+    imported: bool = False
+    initialised: bool = False
+    """torch has initialised CUDA."""
+    started: bool = False
+    """cuInit was called."""
+    context: bool = False
+
+    @property
+    def moment(self) -> Moment:
+        if self.context or self.initialised:
+            return Moment.CONTEXT
+        if self.started:
+            return Moment.STARTED
+        return Moment.IMPORTED if self.imported else Moment.BEFORE_IMPORT
+
+    @property
+    def words(self) -> str:
+        """One sentence; whether torch is imported is always said."""
+        torch = "torch is already imported" if self.imported else "torch is not imported yet"
+        if self.initialised:
+            return f"{torch} and uses CUDA in this process."
+        if self.context:
+            return f"{torch}; another library uses CUDA in this process."
+        if self.started:
+            return f"{torch}; CUDA is already started in this process (cuInit was called)."
+        return f"{torch}; CUDA is not started." if self.imported else f"{torch}."
+
+
+def progress() -> Progress:
+    """How far this process has come."""
     torch = sys.modules.get("torch")
-    return bool(getattr(getattr(torch, "cuda", None), "_initialized", False))
+    initialised = bool(getattr(getattr(torch, "cuda", None), "_initialized", False))
+    started = initialised or _started()
+    return Progress(torch is not None, initialised, started, initialised or (started and _any_context()))
 
 
 def now() -> Moment:
     """The moment that this process is at."""
-    if _context():
-        return Moment.CONTEXT
-    if _started():
-        return Moment.STARTED
-    return Moment.IMPORTED if "torch" in sys.modules else Moment.BEFORE_IMPORT
+    return progress().moment

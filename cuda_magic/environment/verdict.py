@@ -1,23 +1,23 @@
-"""Whether a variable is in effect, from its row and from the moment that this process is at."""
+"""Whether a variable is in effect: from its row, its value, torch's release and how far this process has come."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from ..devices.model import Device
+from .allocator_grammar import read
 from .catalogue import Variable, find
-from .state import Moment
+from .release import Torch
+from .state import Progress
+from .visible import resolve
 
-__all__ = ["Verdict", "takes_effect", "verdict"]
+__all__ = ["ALLOCATOR_NAMES", "Situation", "Verdict", "first_environment", "takes_effect", "verdict"]
 
-_UNTIL = {
-    "import": (Moment.IMPORTED, "from the next import of torch"),
-    "cuinit": (Moment.STARTED, "when CUDA starts"),
-    "init": (Moment.CONTEXT, "when CUDA starts"),
-    "context": (Moment.CONTEXT, "when CUDA starts"),
-}
-"""For each reading time: the first moment at which a change is too late, and the state before it."""
+ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+RESTART = "after a kernel restart"
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,37 @@ class Verdict:
     state: str
     note: str = ""
     known: bool = True
+    warn: bool = False
+    """The value is legal, and something of it does not do what it says."""
 
 
-def takes_effect(variable: Variable, moment: Moment) -> tuple[str, str]:
-    """(state, what to do about it) of a value that is set at `moment`."""
+@dataclass(frozen=True)
+class Situation:
+    """All that a verdict depends on, besides the row and the value."""
+
+    environment: Mapping[str, str]
+    progress: Progress
+    torch: Torch
+    started_with: Mapping[str, str] = field(default_factory=dict)
+    """The environment of the process's start."""
+    set_at: Mapping[str, tuple[str | None, Progress]] = field(default_factory=dict)
+    """What %cuda_env set, and how far the process had come then."""
+    devices: Sequence[Device] | None = None
+    """The cards, None where they cannot be read."""
+    live: Mapping[str, Any] = field(default_factory=dict)
+    """torch's own account of its allocator's settings, where CUDA is up."""
+    backend: str | None = None
+    """The backend that torch has loaded."""
+
+
+def takes_effect(variable: Variable, progress: Progress) -> tuple[str, str]:
+    """(state, what to do about it) of a value that is set now."""
+    late = {
+        "import": (progress.imported, "from the next import of torch"),
+        "init": (progress.initialised, "when CUDA starts"),
+        "cuinit": (progress.started, "when CUDA starts"),
+        "context": (progress.context, "when CUDA starts"),
+    }
     if variable.read == "always":
         return "in effect", ""
     if variable.read == "never":
@@ -40,49 +67,112 @@ def takes_effect(variable: Variable, moment: Moment) -> tuple[str, str]:
     if variable.read == "container":
         return "no effect", f"it was read when the container was created; {variable.late}"
     if variable.read == "use":
-        return (
-            f"until {variable.first_use}",
-            "" if moment < Moment.CONTEXT else "if that has happened, restart the kernel",
-        )
-    late, state = _UNTIL[variable.read]
-    if moment < late:
+        return "at first use", f"it is read at {variable.first_use}; if that has happened, restart the kernel"
+    too_late, state = late[variable.read]
+    if not too_late:
         return state, ""
-    return "after a kernel restart", variable.late or "restart the kernel: it was read before"
+    return RESTART, f"it was read before; {variable.late or 'restart the kernel'}"
 
 
-def verdict(
-    name: str,
-    environment: Mapping[str, str],
-    moment: Moment,
-    started_with: Mapping[str, str],
-    set_at: Mapping[str, tuple[str | None, Moment]],
-) -> Verdict:
-    """The verdict on `name` as it stands in `environment`.
+def not_read(variable: Variable, torch: Torch) -> str:
+    """Why the installed torch does not read it, or an empty string."""
+    if variable.since and torch.version and torch.release < variable.since:
+        return f"torch {torch.version} does not read it; {variable.since[0]}.{variable.since[1]} and newer do"
+    if variable.read == "init" and torch.cpu_only:
+        return f"torch {torch.version} is a build without CUDA"
+    return ""
 
-    `started_with` is the environment of the process's start and `set_at` what %cuda_env set when: a value that has
-    not changed since was read in time.
-    """
-    value = environment.get(name)
+
+def faults(name: str, value: str, situation: Situation) -> tuple[str, tuple[str, ...]]:
+    """(why `value` would be refused, what else there is to know) whether it is set already or not."""
+    variable = find(name)
+    if variable is None:
+        return "", ("not in the catalogue",)
+    if name == "CUDA_VISIBLE_DEVICES":
+        return "", resolve(value, situation.devices).lost
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return "the quotes are part of the value; set it without them", ()
+    if name in ALLOCATOR_NAMES:
+        reading = read(value, situation.torch.release, loaded=situation.backend)
+        return reading.refused, (*reading.notes, *_about_names(name, situation))
+    notes = []
+    if name == "PYTORCH_NO_CUDA_MEMORY_CACHING" and situation.torch.release <= (2, 6):
+        notes.append("up to torch 2.6 any value switches caching off, even 0")
+    return variable.check(value), tuple(notes)
+
+
+def _about_names(name: str, situation: Situation) -> list[str]:
+    notes = []
+    if situation.torch.release == (2, 9):
+        if name == "PYTORCH_CUDA_ALLOC_CONF":
+            notes.append(
+                "torch 2.9 prints that this name is deprecated, which is harmless: only this one works for CUDA there"
+            )
+        else:
+            notes.append("torch 2.9 ignores this name for CUDA; use PYTORCH_CUDA_ALLOC_CONF")
+    return notes
+
+
+def verdict(name: str, situation: Situation) -> Verdict:
+    """The verdict on `name` as it stands in the environment: a value that was set in time is in effect."""
+    value = situation.environment.get(name)
     variable = find(name)
     if variable is None:
         return Verdict(name, value, "set" if value is not None else "not set", "not in the catalogue", known=False)
     if value is None:
         return Verdict(name, None, "not set")
-    wrong = variable.check(value)
-    if wrong:
-        return Verdict(name, value, "invalid", wrong)
-    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    if quoted:
-        return Verdict(name, value, "invalid", "the quotes are part of the value; set it without them")
-    state, note = takes_effect(variable, moment)
-    if state == "after a kernel restart":
-        given, when = set_at.get(name, (None, moment))
-        in_time = given == value and takes_effect(variable, when)[0] != state
-        if in_time or (name not in set_at and started_with.get(name) == value):
-            state, note = "in effect", ""
-    if name == "PYTORCH_ALLOC_CONF" and "PYTORCH_CUDA_ALLOC_CONF" in environment:
+    refused, notes = faults(name, value, situation)
+    state, note = takes_effect(variable, situation.progress)
+    if state in (RESTART, "at first use") and _in_time(variable, value, situation):
+        state, note = "in effect", ""
+    missing = not_read(variable, situation.torch)
+    if refused:
+        return Verdict(name, value, "invalid", refused)
+    if missing:
+        state, note = "not read by this torch", missing
+    elif name == "PYTORCH_ALLOC_CONF" and "PYTORCH_CUDA_ALLOC_CONF" in situation.environment:
         return Verdict(name, value, "no effect", "shadowed by PYTORCH_CUDA_ALLOC_CONF, which is set too")
-    return Verdict(name, value, state, note)
+    elif state == "in effect" and name in ALLOCATOR_NAMES:
+        notes = (*notes, *inactive(value, situation))
+    warn = bool(notes) and not (name == "CUDA_VISIBLE_DEVICES" and value.strip() in ("", "-1"))
+    return Verdict(name, value, state, "; ".join(filter(None, [note, *notes])), warn=warn)
+
+
+def _in_time(variable: Variable, value: str, situation: Situation) -> bool:
+    if variable.name in situation.set_at:
+        given, then = situation.set_at[variable.name]
+        return given == value and takes_effect(variable, then)[0] not in (RESTART, "at first use")
+    return situation.started_with.get(variable.name) == value
+
+
+_LIVE: dict[str, Callable[[str], object]] = {
+    "expandable_segments": lambda text: text == "True",
+    "max_split_size_mb": lambda text: int(text) << 20,
+    "garbage_collection_threshold": float,
+}
+"""Options whose live value torch tells under a key of the snapshot, and how the text is to be read."""
+_LIVE_KEYS = {"max_split_size_mb": "max_split_size"}
+
+
+def inactive(value: str, situation: Situation) -> list[str]:
+    """What was asked for and is not so, as torch's own account of its settings says."""
+    differ = []
+    for key, text in read(value, situation.torch.release).options.items():
+        told = situation.live.get(_LIVE_KEYS.get(key, key))
+        if key not in _LIVE or told is None:
+            continue
+        try:
+            same = _LIVE[key](text) == told
+        except ValueError:
+            continue
+        if not same:
+            differ.append(f"requested but inactive: {key} is {told} in the running allocator")
+    return differ
+
+
+def noted(verdict_: Verdict, note: str) -> Verdict:
+    """The same verdict with `note` in front."""
+    return replace(verdict_, note="; ".join(filter(None, [note, verdict_.note])))
 
 
 def first_environment() -> dict[str, str]:

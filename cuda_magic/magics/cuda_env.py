@@ -7,28 +7,30 @@ from typing import Any
 from ..errors import UserError
 from .options import Option, Spec
 
+_FORMATS = ("shell", "dotenv", "dockerfile", "docker-run", "kubernetes", "slurm", "kernelspec", "python")
+_PRESETS = ("nvml-check", "low-fragmentation", "debug", "deterministic", "cpu-only")
 
-def _names(event: Any) -> list[str]:
+
+def _more(event: Any) -> list[str]:
     """TAB: names, and after ``NAME=`` the values that are known."""
-    from ..environment.catalogue import CATALOGUE, find
+    from ..environment.completion import complete
 
-    name, equals, typed = event.symbol.partition("=")
-    if equals:
-        variable = find(name)
-        values = variable.values if variable else ()
-        return [f"{name}={v}" for v in values if v.startswith(typed)]
-    return [v.name for v in CATALOGUE if v.name.startswith(name)]
+    return complete(event.line, event.symbol)
 
 
 SPEC = Spec(
     name="cuda_env",
-    summary="Show, check and set the environment variables that CUDA, torch and NVML read.",
+    summary="Show, check, set and export the environment variables that CUDA, torch and NVML read.",
     positionals=(
         Option("assignments", "variables to set (all or none), or one name to explain", "NAME[=VALUE]", {"nargs": "*"}),
     ),
     options=(
         Option("--unset", "unset the variables named", "NAME", {"nargs": "+", "default": []}),
+        Option("--devices", "make these GPUs the visible ones, numbered as nvidia-smi does", "LIST"),
+        Option("--preset", "set a preset; without a name list them", "NAME", {"nargs": "?", "const": ""}, _PRESETS),
         Option("--undo", "back to what stood before the last change"),
+        Option("--export", "the variables that are set, in another format", "FORMAT", {}, _FORMATS),
+        Option("--restart", "start this kernel anew, in place, with the environment as it is now"),
         Option("--force", "set a value although it is refused"),
     ),
     examples=(
@@ -36,27 +38,62 @@ SPEC = Spec(
         ("%cuda_env CUDA_LAUNCH_BLOCKING", "explain one variable"),
         ("%cuda_env CUDA_VISIBLE_DEVICES=0,2", "check, set, and say when it takes effect"),
         ("%cuda_env --unset CUDA_LAUNCH_BLOCKING", "unset it"),
+        ("%cuda_env --devices 0,2", "see only these GPUs, numbered as nvidia-smi does"),
+        ("%cuda_env --preset debug", "set a preset"),
         ("%cuda_env --undo", "take the last change back"),
+        ("%cuda_env --export shell", "the variables that are set, as lines for bash"),
+        ("%cuda_env --restart", "a new process in this kernel, with these variables"),
         ("%cuda_env --force MY_CUDA_FLAG=1", "set it although it is refused"),
     ),
-    more=_names,
+    more=_more,
 )
 
 
 def run(magics: Any, line: str) -> Any:
-    """The result of one ``%cuda_env`` line."""
-    from ..environment import change, command
+    """The result of one ``%cuda_env`` line; with ``--restart`` what was asked is done first."""
+    from ..environment import change
 
     options = SPEC.parse(change.words(line))
+    result = _answer(options, line)
+    if options.restart:
+        from ..kernel.restart import restart
+
+        restart(magics.shell)
+    return result
+
+
+def _answer(options: Any, line: str) -> Any:
+    from ..environment import change, command
+
     words = options.assignments
+    asked = [
+        flag
+        for flag, given in (
+            ("--undo", options.undo),
+            ("--unset", options.unset),
+            ("--devices", options.devices is not None),
+            ("--preset", options.preset is not None),
+            ("--export", options.export is not None),
+            ("NAME", words),
+        )
+        if given
+    ]
+    if len(asked) > 1:
+        raise UserError(f"cuda_env: {asked[0]} and {asked[1]} are two questions; ask them one after the other.")
     if options.undo:
         return command.undo()
     if options.unset:
         return command.unset_all(options.unset)
+    if options.devices is not None:
+        return command.set_devices(options.devices)
+    if options.preset is not None:
+        return command.preset(options.preset)
+    if options.export is not None:
+        return command.export_all(options.export)
     if not words:
-        return command.listing()
+        return None if options.restart else command.listing()
     if any("=" in word for word in words):
-        return command.set_all(words, options.force)
+        return command.set_all(words, options.force, change.quoted(line))
     if len(words) > 1:
         raise UserError("cuda_env: one name at a time is explained; to set variables write NAME=VALUE.")
     return command.explain(words[0])
