@@ -8,13 +8,13 @@ import random
 from cuda_magic.environment.allocator_options import OPTIONS
 
 NUMBERS = (
-    "0 1 2 3 4 8 10 11 12 16 19 20 21 32 50 64 100 128 129 256 512 1000 1024 65536 131072 -1 -20 +20 20.7 64MB 0x30 1e3 "
-    "4294967296 17592186044415 17592186044416 18446744073709551615 18446744073709551616 99999999999999999999999 "
+    "0 1 2 3 4 8 10 11 12 16 19 20 21 32 50 64 100 128 129 256 512 1000 1024 65536 131072 -1 -20 +20 20.7 64MB 0x30 "
+    "1e3 4294967296 17592186044415 17592186044416 18446744073709551615 18446744073709551616 99999999999999999999999 "
     "-18446744073709551600 -18446744073709551615 -18446744073709551616 --1 +-1 x unlimited ２０"
 ).split()
 REALS = (
-    "0 0.0 0.1 0.5 .5 5.e-1 0.8 0.9 0.999999 1 1.0 1.5 -0.5 -0 +.5 nan inf -inf infinity 1e-3 1e-400 1e400 0x1p-1 0x.8p0 0x 0x1 . e "
-    "1e .5e .5x 0.5.5 True １"
+    "0 0.0 0.1 0.5 .5 5.e-1 0.8 0.9 0.999999 1 1.0 1.5 -0.5 -0 +.5 nan inf -inf infinity 1e-3 1e-400 1e400 0x1p-1 "
+    "0x.8p0 0x 0x1 . e 1e .5e .5x 0.5.5 True １"
 ).split()
 FLAGS = "True False true false TRUE 1 0 yes Truex".split()
 BACKENDS = "native cudaMallocAsync cudaMalloc cudart NATIVE cudamallocasync".split()
