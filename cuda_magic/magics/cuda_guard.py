@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .options import Spec
+from ..errors import UserError, nearest
+from .options import Option, Spec
+
+if TYPE_CHECKING:
+    from ..rescue.options import GuardOptions
+    from ..rescue.report import Report
+
+RUNGS = ("holders", "collect", "caches", "compact", "expandable", "wait", "shrink", "else", "cudamalloc")
 
 SPEC = Spec(
     name="cuda_guard",
@@ -12,18 +19,206 @@ SPEC = Spec(
         "Run the cell exactly as it would run without this line;"
         " on out of GPU memory make room and repeat the statement."
     ),
+    options=(
+        Option("--retries", "repeats of one statement (3)", "N", {"type": int}),
+        Option(
+            "--wait", "wait for other processes that hold the card, at most so long (0)", "SECONDS", {"type": float}
+        ),
+        Option("--shrink", "lower this integer variable, not below FLOOR, and repeat", "NAME[=FLOOR]"),
+        Option("--grow", "raise this variable by the same factor as --shrink lowers the other", "NAME"),
+        Option(
+            "--else",
+            "other values for these variables, once, when all else failed",
+            "NAME=EXPR ...",
+            {"nargs": "+", "action": "extend", "dest": "otherwise", "metavar": "NAME=EXPR"},
+        ),
+        Option("--checkpoint", "keep the state of these objects on the host, put it back before a repeat", "NAME,..."),
+        Option("--repeat-anyway", "repeat a statement although it changed what cannot be put back"),
+        Option("--free-outputs", "let go of shown values (Out, _) that hold GPU memory too"),
+        Option("--no-move", "never move tensors on the card"),
+        Option("--move-anyway", "move tensors although something may remember their addresses"),
+        Option("--only", "use these rungs alone", "RUNG,...", {}, RUNGS),
+        Option("--without", "leave these rungs out", "RUNG,...", {}, RUNGS),
+        Option("--report", "bind the report to this variable, on success too", "NAME"),
+        Option("--quiet", "no line to stderr for each repeat"),
+        Option("--all", "guard every following cell, with these options"),
+        Option("--off", "end --all"),
+    ),
     examples=(
         ("%%cuda_guard", "run the cell, rescued where it can be"),
         ("%cuda_guard", "the report of the last guarded cell"),
+        ("%%cuda_guard --shrink batch_size=8", "lower batch_size until the statement fits"),
+        ("%%cuda_guard --shrink bs --grow accum", "the same, with as many more steps of accumulation"),
+        ("%%cuda_guard --wait 60", "wait up to a minute for other processes"),
+        ("%%cuda_guard --else device='cpu'", "at last, with another value"),
+        ("%%cuda_guard --checkpoint model,optimizer", "a training loop that may start again"),
+        ("%%cuda_guard --only holders,collect,caches", "no more than what costs nothing"),
+        ("%cuda_guard --all", "guard every following cell"),
     ),
 )
+
+_last: list[Report] = []
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line; what stands in quotes or brackets is one word, and stays as it is typed."""
+    words: list[str] = []
+    word, quote, depth = "", "", 0
+    for c in line:
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "'\"":
+            quote = c
+        elif c in "([{":
+            depth += 1
+        elif c in ")]}":
+            depth -= 1
+        elif c.isspace() and not depth:
+            words += [word] if word else []
+            word = ""
+            continue
+        word += c
+    if quote or depth > 0:
+        raise UserError(f"cuda_guard: {line.strip()!r}: a quote or a bracket is not closed.")
+    return [*words, word] if word else words
+
+
+def _name(text: str, flag: str) -> str:
+    if not text.isidentifier():
+        raise UserError(f"cuda_guard: {flag} takes the name of a variable, not {text!r}.")
+    return text
+
+
+def _rungs(text: str | None, flag: str) -> tuple[str, ...]:
+    names = tuple(n.strip() for n in (text or "").split(",") if n.strip())
+    for name in names:
+        if name not in RUNGS:
+            hint = nearest(name, RUNGS) or f" Rungs: {', '.join(RUNGS)}"
+            raise UserError(f"cuda_guard: {flag} knows no rung {name!r}.{hint}")
+    return names
+
+
+def _shrink(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    name, equals, floor = text.partition("=")
+    if equals and (not floor.isdigit() or int(floor) < 1):
+        raise UserError(f"cuda_guard: --shrink {text}: the smallest value is an integer of 1 or more, as in {name}=8.")
+    return _name(name, "--shrink"), int(floor) if equals else 1
+
+
+def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
+    """The options of a line, and the parsed line itself.
+
+    Raises
+    ------
+    UserError
+        One sentence with the nearest right spelling.
+    """
+    from ..rescue.options import GuardOptions
+
+    given = SPEC.parse(_words(line))
+    otherwise = []
+    for text in given.otherwise or ():
+        name, equals, expression = text.partition("=")
+        if not equals or not expression:
+            raise UserError(f"cuda_guard: --else takes NAME=EXPR, as in device='cpu', not {text!r}.")
+        try:
+            compile(expression, "--else", "eval")
+        except SyntaxError:
+            raise UserError(f"cuda_guard: --else {text}: {expression!r} is no Python expression.") from None
+        otherwise.append((_name(name, "--else"), expression))
+    if given.no_move and given.move_anyway:
+        raise UserError("cuda_guard: --no-move and --move-anyway contradict each other.")
+    if given.grow and not given.shrink:
+        raise UserError("cuda_guard: --grow needs --shrink NAME, whose variable goes down.")
+    retries = settings.retries if given.retries is None else given.retries
+    wait = settings.wait if given.wait is None else given.wait
+    if retries < 0 or wait < 0:
+        raise UserError("cuda_guard: --retries and --wait are 0 or more.")
+    checkpoint = tuple(_name(n.strip(), "--checkpoint") for n in (given.checkpoint or "").split(",") if n.strip())
+    made = GuardOptions(
+        retries=retries,
+        wait=wait,
+        shrink=_shrink(given.shrink),
+        grow=_name(given.grow, "--grow") if given.grow else None,
+        otherwise=tuple(otherwise),
+        checkpoint=checkpoint,
+        repeat_anyway=given.repeat_anyway,
+        no_move=given.no_move,
+        move_anyway=given.move_anyway,
+        free_outputs=given.free_outputs,
+        only=_rungs(given.only, "--only"),
+        without=_rungs(given.without, "--without"),
+        report=_name(given.report, "--report") if given.report else None,
+        quiet=given.quiet or settings.quiet,
+    )
+    return made, given
+
+
+def _check_names(made: GuardOptions, shell: Any, body: str) -> None:
+    """Refuse what cannot work before anything runs: names that are nowhere, or that the cell itself assigns."""
+    import ast
+
+    asked = {n: "--checkpoint" for n in made.checkpoint}
+    asked |= {n: "--else" for n, _ in made.otherwise}
+    if made.shrink:
+        asked[made.shrink[0]] = "--shrink"
+    if made.grow:
+        asked[made.grow] = "--grow"
+    if not asked:
+        return
+    try:
+        tree = ast.parse(shell.transform_cell(body))
+    except SyntaxError:
+        return  # IPython says it best, when the cell runs
+    assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    for name, flag in asked.items():
+        if flag != "--checkpoint" and name in assigned:
+            raise UserError(
+                f"cuda_guard: {flag} {name}: the cell itself assigns {name}, so a repeat would set it again; "
+                "assign it in an earlier cell."
+            )
+        if name not in shell.user_ns and name not in assigned:
+            known = [n for n in shell.user_ns if not n.startswith("_")]
+            raise UserError(f"cuda_guard: {flag} names {name!r}, which does not exist.{nearest(name, known)}")
 
 
 def run(magics: Any, line: str, cell: str | None) -> Any:
     """The value of the guarded cell, or the report of the last one."""
     __tracebackhide__ = True
-    raise NotImplementedError
+    made, given = options(line, magics.settings)
+    if cell is None:
+        return _line(magics, line, given)
+    if given.all or given.off:
+        raise UserError("cuda_guard: --all and --off stand on a line of their own, as in %cuda_guard --all")
+    from ..cells import run as run_cell
+    from ..rescue.guard import GuardRun
+
+    _check_names(made, magics.shell, cell)
+
+    def bind(report: Report) -> None:
+        _last[:] = [report]
+        if made.report:
+            magics.shell.user_ns[made.report] = report
+
+    return run_cell(magics, cell, GuardRun(made, magics.shell, bind=bind))
+
+
+def _line(magics: Any, line: str, given: Any) -> Any:
+    if given.all and given.off:
+        raise UserError("cuda_guard: --all and --off contradict each other.")
+    if given.all or given.off:
+        raise UserError("cuda_guard: --all is not there yet.")
+    if line.strip():
+        raise UserError(
+            "cuda_guard: options belong on a cell's first line, %%cuda_guard; %cuda_guard shows the report."
+        )
+    if not _last:
+        raise UserError("cuda_guard: no cell has been guarded yet; put %%cuda_guard on the first line of one.")
+    return _last[0]
 
 
 def close() -> None:
-    """Bring back whatever is parked (on unloading)."""
+    """Forget the last report (on unloading); nothing is parked once a cell has ended."""
+    _last.clear()

@@ -105,6 +105,10 @@ class Allocator(Protocol):
 
     def stats(self, device: int) -> Stats: ...
 
+    def ooms(self, device: int) -> int:
+        """Out-of-memory errors raised so far, those that the user's code handled included. No CUDA call."""
+        ...
+
     def segments(self, device: int) -> tuple[Segment, ...]: ...
 
     def driver_memory(self, device: int) -> tuple[int, int] | None:

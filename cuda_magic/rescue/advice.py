@@ -1,0 +1,199 @@
+"""What to do next, ranked by cause: a table of rules, each with a line to run. Nothing already in force is advised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..render.units import bytes_text
+from .marks import names_read
+from .situation import CONTEXT, Situation
+from .survey import Survey
+
+__all__ = ["NextStep", "next_steps"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """Why, and the line to run."""
+
+    why: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the rules look at."""
+
+    s: Situation
+    where: Survey
+    refused: Sequence[str] = ()
+    """What the failed attempt changed, where a repeat was refused."""
+    node_names: frozenset[str] = frozenset()
+
+    @property
+    def kind(self) -> str:
+        return self.s.fault.kind.id
+
+    @property
+    def request(self) -> int:
+        return self.s.request or 0
+
+    @property
+    def mine(self) -> int:
+        return self.where.room.reserved if self.where.room else 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others hold the card: then the batch is not to blame."""
+        others = self.where.others or 0
+        if self.kind == "context":
+            return others > 0
+        return others > max(self.mine, self.request) and others > (self.where.capacity or 0) // 4
+
+
+def _lost(c: Case) -> list[NextStep]:
+    if c.kind != "lost-context":
+        return []
+    return [
+        NextStep("nothing on the GPU works until the kernel is restarted", "%cuda_env --restart"),
+        NextStep(
+            "after it, the line that failed is named if kernels run one by one", "%cuda_env CUDA_LAUNCH_BLOCKING=1"
+        ),
+    ]
+
+
+def _start_up(c: Case) -> list[NextStep]:
+    wanted = c.kind in ("start-up", "library-failed")
+    return [NextStep("find out why, cause first", "%cuda_doctor")] if wanted else []
+
+
+def _host(c: Case) -> list[NextStep]:
+    if c.kind != "host-memory":
+        return []
+    return [NextStep("the host's memory is short, not the GPU's: see what the host has left", "!free -h")]
+
+
+def _too_large(c: Case) -> list[NextStep]:
+    capacity = c.s.fault.sizes.capacity or c.where.capacity
+    if c.kind == "wrong-size":
+        return [NextStep("look at the shape: its size is beyond any card", "%debug")]
+    if c.kind != "too-large":
+        return []
+    times = f"{c.request / capacity:.1f} times the card" if capacity else "more than the card has"
+    return [NextStep(f"one tensor of {bytes_text(c.request)} is {times}: wrong shape, or to be split", "%debug")]
+
+
+def _refused(c: Case) -> list[NextStep]:
+    if not c.refused:
+        return []
+    words = "; ".join(c.refused)
+    return [
+        NextStep(f"keep the state of what the statement changes ({words})", "%%cuda_guard --checkpoint NAME,..."),
+        NextStep("if a second run of the statement does no harm", "%%cuda_guard --repeat-anyway"),
+    ]
+
+
+def _others(c: Case) -> list[NextStep]:
+    if not c.crowded:
+        return []
+    steps = [NextStep(f"other processes hold {bytes_text(c.where.others)}: see whose they are", "%gpu_mem --who")]
+    need = max(c.request, CONTEXT)
+    index, free = next(((i, f) for i, f in c.where.elsewhere if f > need), (None, 0))
+    if index is not None:
+        why = f"GPU {index} has {bytes_text(free)} free (takes effect at the next start of the kernel)"
+        steps.append(NextStep(why, f"%cuda_env --devices {index}"))
+    if c.s.options.wait <= 0:
+        steps.append(NextStep("wait for them to finish", "%%cuda_guard --wait 60"))
+    return steps
+
+
+def _holders(c: Case) -> list[NextStep]:
+    steps = []
+    names = c.s.names()
+    for holder in c.where.holders:
+        size = holder.nbytes or 0
+        if size < max(c.request // 4, MIB):
+            continue
+        if holder.kind == "output" and not c.s.options.free_outputs:
+            why = f"{holder.name}, a shown value, holds {bytes_text(size)}"
+            steps.append(NextStep(why, "%%cuda_guard --free-outputs"))
+        elif holder.kind == "variable" and isinstance(names.get(holder.name), BaseException):
+            why = f"the exception kept as {holder.name} holds {bytes_text(size)} through its traceback"
+            steps.append(NextStep(why, f"del {holder.name}"))
+        elif holder.kind == "private-pool":
+            steps += _pools(c, size)
+    return steps
+
+
+def _pools(c: Case, size: int) -> list[NextStep]:
+    for name, value in c.s.names().items():
+        kind = type(value).__name__
+        if kind in ("CUDAGraph", "MemPool"):
+            line = f"{name}.reset()" if kind == "CUDAGraph" else f"del {name}"
+            return [NextStep(f"private pools hold {bytes_text(size)}, {name} is a live {kind}", line)]
+    return [NextStep(f"private pools of live CUDA graphs or MemPools hold {bytes_text(size)}", "%gpu_mem --map")]
+
+
+def _fragmented(c: Case) -> list[NextStep]:
+    room = c.where.room
+    sizes = c.s.fault.sizes
+    free = room.total if room else (sizes.free or 0) + (sizes.unallocated or 0)
+    cached = room.cached if room else sizes.unallocated or 0
+    in_force = c.s.allocator is not None and bool(c.s.allocator.expandable())
+    if not c.s.fault.torch_allocator or not c.request or in_force or free < c.request or cached < c.request // 8:
+        return []
+    largest = f", the largest piece {bytes_text(room.largest)}" if room else ""
+    return [
+        NextStep(
+            f"{bytes_text(cached)} is cached and free in pieces{largest}: from the next start of the kernel segments "
+            "can grow instead (it may still not fit)",
+            "%cuda_env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        )
+    ]
+
+
+def _smaller(c: Case) -> list[NextStep]:
+    if c.crowded or c.s.fault.kind.repeat != "ladder" or c.kind == "context" or c.s.options.shrink or c.refused:
+        return []
+    read = c.node_names
+    whole = {n: v for n, v in c.s.names().items() if n in read and isinstance(v, int) and not isinstance(v, bool)}
+    likely = [n for n, v in whole.items() if v > 1 and ("batch" in n.lower() or n.lower() in ("bs", "b", "n"))]
+    if likely:
+        return [NextStep(f"let {likely[0]} go down until it fits", f"%%cuda_guard --shrink {likely[0]}")]
+    return []
+
+
+def _variables(c: Case) -> list[NextStep]:
+    if c.crowded or c.s.fault.kind.repeat != "ladder":
+        return []
+    large = [h for h in c.where.holders if h.kind == "variable" and (h.nbytes or 0) >= max(c.request // 2, MIB)]
+    large = [h for h in large if not isinstance(c.s.names().get(h.name), BaseException)][:2]
+    return [
+        NextStep(f"{h.name} holds {bytes_text(h.nbytes)}; if it is no longer needed", f"del {h.name}") for h in large
+    ]
+
+
+RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
+    # in order of cause: what must happen first stands first
+    _lost,
+    _start_up,
+    _host,
+    _too_large,
+    _refused,
+    _others,
+    _holders,
+    _fragmented,
+    _smaller,
+    _variables,
+)
+
+
+def next_steps(s: Situation, where: Survey, refused: Sequence[str], node: object) -> tuple[NextStep, ...]:
+    """The ranked next steps."""
+    import ast
+
+    case = Case(s, where, refused, names_read(node) if isinstance(node, ast.AST) else frozenset())
+    return tuple(step for rule in RULES for step in rule(case))

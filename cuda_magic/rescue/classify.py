@@ -1,0 +1,203 @@
+"""What an error is: its kind from the table, the sizes from its message, decided by the memory that is free.
+
+Chained errors (``raise X from oom``), exception groups and errors with several arguments are looked through.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .kinds import KINDS, ROWS, Kind, Row
+from .messages import Sizes, parse
+
+if TYPE_CHECKING:
+    from ..memory.allocator import Allocator
+
+__all__ = ["Fault", "classify", "judge"]
+
+LITTLE = 1 << 30
+"""Free bytes (or 2 % of the card) below which a library that failed to start is taken to lack memory."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error that concerns memory. Holds neither the error nor its frames."""
+
+    kind: Kind
+    row: Row
+    sizes: Sizes
+    error: str
+    """Name of the class."""
+    sentence: str
+
+    @property
+    def repeatable(self) -> bool:
+        return self.kind.repeat == "ladder"
+
+    @property
+    def torch_allocator(self) -> bool:
+        """Whether the caching allocator itself said so (it has flushed its cache before)."""
+        return self.kind.id == "gpu-memory"
+
+
+@functools.cache
+def _compiled(row: Row) -> re.Pattern[str] | None:
+    return row.pattern
+
+
+def _related(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, what it was raised while handling, and the parts of a group; each once."""
+    seen: set[int] = set()
+    pending = [error]
+    while pending:
+        one = pending.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        parts = getattr(one, "exceptions", None)
+        if isinstance(parts, tuple):
+            pending += [part for part in parts if isinstance(part, BaseException)]
+        if one.__cause__ is not None:
+            pending.append(one.__cause__)
+        elif one.__context__ is not None and not one.__suppress_context__ and isinstance(one, RuntimeError):
+            # another class of error raised in a handler is a fault of the handler
+            pending.append(one.__context__)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        words = [a for a in error.args if isinstance(a, str)]
+        return "\n".join([str(error), *words])
+    except Exception:  # noqa: BLE001 - a broken __str__ of the user's must not hide the error
+        return ""
+
+
+def _code(error: BaseException) -> int | None:
+    for name in ("error_code", "code", "status"):
+        try:
+            value = getattr(error, name, None)
+        except Exception:  # noqa: BLE001 - a property of the user's
+            continue
+        if isinstance(value, int) and not isinstance(value, bool):
+            return int(value)
+    return None
+
+
+def _is(error: BaseException, wanted: str) -> bool:
+    name, _, library = wanted.partition(":")
+    for cls in type(error).__mro__:
+        if cls.__name__ == name and (not library or str(cls.__module__).split(".", 1)[0] == library):
+            return True
+    return False
+
+
+def _fits(row: Row, error: BaseException, text: str, code: int | None) -> bool:
+    if row.classes and not any(_is(error, wanted) for wanted in row.classes):
+        return False
+    if row.codes:
+        # a code alone says nothing: SystemExit has one too
+        if code not in row.codes:
+            return False
+        if not row.classes and not _is(error, "AcceleratorError") and "CUDA" not in text and "cuda" not in text:
+            return False
+    pattern = _compiled(row)
+    return pattern is None or pattern.search(text) is not None
+
+
+def classify(error: BaseException) -> Fault | None:
+    """The fault that `error` tells of, by its class, its codes and its text; None for anything else.
+
+    A lost context anywhere in the chain decides; then the innermost out-of-memory error that is found first.
+    """
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, SyntaxError)):
+        return None
+    found: list[Fault] = []
+    for one in _related(error):
+        text, code = _text(one), _code(one)
+        for row in ROWS:
+            if _fits(row, one, text, code):
+                kind = KINDS[row.kind]
+                found.append(Fault(kind, row, parse(text), type(one).__name__, kind.sentence))
+                break
+    found = [fault for fault in found if fault.kind.memory]
+    if not found:
+        return None
+    return next((f for f in found if f.kind.id == "lost-context"), found[0])
+
+
+def judge(fault: Fault, allocator: Allocator | None) -> Fault:
+    """`fault` with what only the device can decide: too large, the context, an ambiguous library, pinned memory.
+
+    Reads free memory where CUDA runs; starts nothing; never raises.
+    """
+    sizes = fault.sizes
+    if fault.kind.repeat == "never":
+        return fault
+    if sizes.requested and sizes.capacity and sizes.requested > sizes.capacity:
+        return _as(fault, "too-large")
+    started = allocator is not None and bool(allocator.devices())
+    if fault.kind.id == "gpu-memory-runtime" and fault.row.library == "torch" and not started:
+        return _as(fault, "context")
+    if allocator is None or not started:
+        return fault
+    device = sizes.device if sizes.device is not None else _fullest(allocator)
+    memory = _driver(allocator, device) if device is not None else None
+    if device is None or memory is None:
+        return fault
+    if memory == (-1, -1):
+        return _as(fault, "lost-context")
+    free, total = memory
+    if sizes.requested and sizes.requested > total:
+        return _as(fault, "too-large")
+    little = free < max(LITTLE, total // 50)
+    if fault.kind.repeat == "ambiguous":
+        if little:
+            return _as(fault, "library-handle")
+        return replace(
+            fault,
+            sentence=f"{fault.sentence}, with plenty of GPU memory free: perhaps an index out of range or a mismatch "
+            "of versions, not a lack of memory",
+        )
+    if fault.kind.id == "library-handle" and not little:
+        return replace(
+            fault,
+            kind=KINDS["library-failed"],
+            sentence="a CUDA library could not allocate although plenty of GPU memory is free: perhaps an index out "
+            "of range or a mismatch of versions",
+        )
+    uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0"
+    if fault.kind.id == "gpu-memory-runtime" and fault.row.library == "torch" and free > total // 2 and not uncached:
+        return replace(
+            fault,
+            kind=KINDS["host-memory"],
+            sentence="page-locked host memory could not be had; the GPU has plenty free",
+        )
+    return fault
+
+
+def _as(fault: Fault, kind: str) -> Fault:
+    return replace(fault, kind=KINDS[kind], sentence=KINDS[kind].sentence)
+
+
+def _driver(allocator: Allocator, device: int) -> tuple[int, int] | None:
+    """(free, total); (-1, -1) for a lost context."""
+    try:
+        return allocator.driver_memory(device)
+    except Exception:  # noqa: BLE001 - whatever torch raises here, the context does not answer
+        return (-1, -1)
+
+
+def _fullest(allocator: Allocator) -> int | None:
+    """The device in use with the smallest share of memory free."""
+    shares = []
+    for device in allocator.devices():
+        memory = _driver(allocator, device)
+        if memory is not None:
+            shares.append((memory[0] / memory[1] if memory[1] > 0 else -1.0, device))
+    return min(shares)[1] if shares else None

@@ -1,0 +1,433 @@
+"""The guard of one cell, and of one function of a script: marks before a statement, the ladder after its failure.
+
+The path of a cell that succeeds is light: no collection, no CUDA call, and the ladder's modules are not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from ..cells.rescuer import Step
+from ..machine import machine
+from . import marks, randomness
+from .options import RUNGS, GuardOptions
+from .report import Report
+
+if TYPE_CHECKING:
+    from ..memory.allocator import Allocator
+    from .classify import Fault
+    from .ladder import RungResult
+    from .situation import Situation
+
+__all__ = ["Guard", "GuardRun", "guard"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+class GuardRun:
+    """The rescuer of one guarded cell (see `cuda_magic.cells.rescuer`).
+
+    Parameters
+    ----------
+    options
+        What was asked for.
+    shell
+        The IPython shell whose references to earlier failures may be let go; None in a script.
+    say
+        Takes one line for each repeat.
+    bind
+        Takes the report, on success too.
+    """
+
+    def __init__(
+        self,
+        options: GuardOptions,
+        shell: Any = None,
+        say: Callable[[str], None] = _to_stderr,
+        bind: Callable[[Report], None] = lambda report: None,
+    ) -> None:
+        self.options, self.shell, self.bind = options, shell, bind
+        self.say: Callable[[str], None] = (lambda line: None) if options.quiet else say
+        self.rungs: list[RungResult] = []
+        self.notes: list[str] = []
+        self.rescued = False
+        self._read: set[str] = set()
+        self._modes = ExitStack()
+        self._ooms: int | None = None
+        self._seen = 0
+        self._step: Step | None = None
+        self._worst: tuple[int, Step | None, Fault | None] = (1, None, None)
+        self.namespace: dict[str, Any] = {}
+        self._new_statement()
+
+    def _new_statement(self) -> None:
+        self.attempts = self.plain = 0
+        self.fault: Fault | None = None
+        self.device: int | None = None
+        self.status = "error"
+        self.refused: list[str] = []
+        self._random: dict[str, Any] | None = None
+        self._saved: list[Callable[[], None]] = []
+        self._kept: tuple[str, ...] = ()
+        self._marks = marks.Marks()
+        self._signature: object = None
+        self._stuck = False
+        self._held: int | None = None
+        self._situation: Situation | None = None
+        self._memory: dict[str, Any] = {}
+
+    # -- while a cell runs
+    def before(self, step: Step, namespace: dict[str, Any]) -> None:
+        allocator = machine().allocator()
+        if self._ooms is None:
+            self._ooms = _count_ooms(allocator)
+        self.namespace = namespace
+        if self._step is None or step.index != self._step.index:
+            if self._step is not None:
+                self._read |= marks.names_read(self._step.node)
+            self._step = step
+            self._new_statement()
+            if marks.may_act(step.node):
+                self._random = randomness.take(namespace, allocator)
+                self._checkpoint(step, namespace)
+        self.attempts += 1
+        self._marks = marks.take(step, namespace, allocator, self._kept)
+
+    def _checkpoint(self, step: Step, namespace: Mapping[str, Any]) -> None:
+        if not self.options.checkpoint:
+            return
+        from ..errors import Refused
+        from . import checkpoint
+
+        read = marks.names_read(step.node)
+        for name in self.options.checkpoint:
+            if name not in namespace or not checkpoint.uses(name, read, namespace, step.node is None):
+                continue
+            try:
+                self._saved += checkpoint.save([name], namespace)
+                self._kept += (name,)
+            except Refused as refused:
+                self.notes.append(f"{name}: {refused}")
+
+    def during(self, step: Step) -> AbstractContextManager[Any]:
+        entered = self._modes.pop_all()
+        return entered if self.attempts > 1 else nullcontext()
+
+    def noticed(self, error: BaseException, step: Step) -> bool:
+        from .classify import classify, judge
+        from .situation import device_of, room_of
+
+        fault = classify(error)
+        if fault is None:
+            self.fault, self.status = None, "error"
+            return False
+        allocator = machine().allocator()
+        fault = self.fault = judge(fault, allocator)
+        if fault.kind.repeat != "ladder":
+            self.status = "not-repeated"
+            return False
+        self._seen += fault.torch_allocator
+        self.device = device_of(fault, allocator)
+        room = room_of(allocator, self.device)
+        self._held = room.allocated if room is not None else None
+        signature = (fault.kind.id, fault.sizes.requested, self._held or fault.sizes.allocated)
+        self._stuck, self._signature = signature == self._signature, signature
+        self.refused = [] if self.options.repeat_anyway else self._marks.changed(self.namespace, allocator)
+        if self.refused:
+            self.status = "refused"
+            return False
+        self.status = "failed"
+        asked = self.options.shrink or self.options.otherwise or self.options.wait > 0
+        return bool(self.plain < self.options.retries or asked)
+
+    def recover(self, step: Step, namespace: dict[str, Any], lost: tuple[str, ...] = ()) -> bool:
+        from .ladder import climb
+        from .situation import Situation, room_of
+
+        assert self.fault is not None
+        gone = [name for name in lost if name not in self._kept]
+        if gone and not self.options.repeat_anyway:
+            self.refused = [f"rebound, the earlier value is gone: {', '.join(gone)}"]
+            self.status = "refused"
+            return False
+        allocator = machine().allocator()
+        if not self._put_back():
+            return False
+        room = room_of(allocator, self.device)
+        request = self.fault.sizes.requested
+        need = None
+        if request is not None and room is not None and self._held is not None:
+            need = request + max(0, self._held - room.allocated)
+        situation = self._situation = Situation(
+            fault=self.fault,
+            options=self.options,
+            allocator=allocator,
+            device=self.device,
+            namespace=namespace,
+            shell=self.shell,
+            need=need,
+            stuck=self._stuck,
+            spent=self.plain >= self.options.retries,
+            read_before=frozenset(self._read),
+            memory=self._memory,
+            enter=self._modes.enter_context,
+            say=self.say,
+            readings=_read_devices,
+        )
+        try:
+            results, repeat = climb(situation, self.attempts)
+        except BaseException:
+            self._modes.close()
+            raise
+        self.rungs += results
+        if not repeat:
+            self._modes.close()
+            return False
+        if self._random is not None:
+            randomness.put_back(self._random, allocator)
+        last = results[-1]
+        if last.id not in ("wait", "shrink", "else"):
+            self.plain += 1
+        self.rescued = True
+        self._announce(step, last)
+        return True
+
+    def _put_back(self) -> bool:
+        try:
+            for back in self._saved:
+                back()
+        except Exception as error:  # noqa: BLE001 - out of memory on the way back, or the user's own load_state_dict
+            self.refused = [f"the checkpoint could not be put back ({type(error).__name__}); the state is mixed"]
+            self.status = "refused"
+            return False
+        return True
+
+    def _announce(self, step: Step, last: RungResult) -> None:
+        where = f"line {step.first_line}" if step.source else "the function"
+        how = f"{last.id}: {last.reason}" if last.id in ("shrink", "else") else "room was made"
+        self.say(f"cuda_guard: {where} ran out of GPU memory; {how}; it runs again (attempt {self.attempts + 1})")
+
+    # -- at the end of a cell
+    def gave_up(self, error: BaseException, step: Step) -> str | None:
+        self._modes.close()
+        if self.fault is None:
+            self.bind(self._report("error", None))
+            return None
+        report = self._report(self.status, error)
+        self.bind(report)
+        return repr(report)
+
+    def finished(self) -> None:
+        self._modes.close()
+        self.bind(self._report("rescued" if self.rescued else "ok", None))
+
+    def _report(self, status: str, error: BaseException | None) -> Report:
+        handled = 0
+        if self._ooms is not None:
+            handled = max(0, _count_ooms(machine().allocator()) - self._ooms - self._seen)
+        fault, step = self.fault, self._step
+        common: dict[str, Any] = {
+            "attempts": max(1, self.attempts),
+            "rungs": tuple(self.rungs),
+            "notes": tuple(self.notes),
+            "handled": handled,
+            "label": machine().label,
+        }
+        if status in ("ok", "error", "rescued") or fault is None or step is None:
+            if self.rescued:
+                attempts = max((r.attempt for r in self.rungs), default=0) + 1
+                common["attempts"] = attempts if status == "rescued" else common["attempts"]
+            return Report(status, **common)
+        from .advice import next_steps
+        from .situation import Situation
+        from .survey import survey
+
+        s = self._situation or Situation(
+            fault, self.options, machine().allocator(), self.device, self.namespace, self.shell, readings=_read_devices
+        )
+        s.fault = fault
+        where = survey(s, error)
+        if self.refused:
+            common["notes"] += ("not repeated, since that would not give the same numbers: " + "; ".join(self.refused),)
+        room, sizes = where.room, fault.sizes
+        script = not step.source
+        return Report(
+            status,
+            line=None if script else step.first_line,
+            last_line=None if script else step.last_line,
+            kind=fault.kind.id,
+            sentence=fault.sentence,
+            error=fault.error,
+            device=self.device if self.device is not None else sizes.device,
+            requested=sizes.requested,
+            free=room.driver if room else sizes.free,
+            cached=room.cached if room else sizes.unallocated,
+            largest_free=room.largest if room else None,
+            capacity=where.capacity,
+            holders=where.holders,
+            next_steps=next_steps(s, where, self.refused, step.node),
+            loops=isinstance(step.node, (ast.For, ast.AsyncFor, ast.While)),
+            **common,
+        )
+
+
+def _count_ooms(allocator: Allocator | None) -> int:
+    return sum(allocator.ooms(device) for device in allocator.devices()) if allocator is not None else 0
+
+
+def _read_devices() -> Any:
+    try:
+        return machine().devices().read(slow=False)
+    except Exception:  # noqa: BLE001 - no reading is no reason to lose the rescue
+        return None
+
+
+class Guard:
+    """What `guard` gives: a decorator of one function that may be repeated, or a context manager.
+
+    A ``with`` block cannot be repeated: there the guard only adds the report below the error.
+    `report` is that of the last run.
+    """
+
+    def __init__(self, options: GuardOptions) -> None:
+        self.options = options
+        self.report: Report | None = None
+        self._run: GuardRun | None = None
+
+    def _bind(self, report: Report) -> None:
+        self.report = report
+
+    def _new(self, options: GuardOptions) -> GuardRun:
+        from ..kernel.holders import current_shell
+
+        return GuardRun(options, current_shell(), bind=self._bind)
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return self._call(function, args, kwargs)
+
+        guarded.guard = self  # type: ignore[attr-defined]
+        return guarded  # type: ignore[return-value]
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = self._new(self.options)
+        step = _whole()
+        names: dict[str, Any] = getattr(function, "__globals__", {})
+        given = {f"argument {i + 1}": a for i, a in enumerate(args)} | {f"argument {k}": v for k, v in kwargs.items()}
+        while True:
+            run.before(step, {**names, **given})
+            try:
+                with run.during(step):
+                    value = function(*args, **kwargs)
+            except Exception as error:
+                run.namespace = {**names, **given}
+                if not run.noticed(error, step):
+                    self._show(run.gave_up(error, step))
+                    raise
+                failure = error
+                traceback.clear_frames(error.__traceback__)
+            else:
+                run.finished()
+                return value
+            # outside of except: now the failed call's tensors are gone
+            if not run.recover(step, names):
+                self._show(run.gave_up(failure, step))
+                raise failure
+            del failure
+
+    def _show(self, text: str | None) -> None:
+        if text is not None:
+            _to_stderr(text)
+
+    def __enter__(self) -> Guard:
+        self._run = self._new(GuardOptions(retries=0, quiet=self.options.quiet))
+        self._run.before(_whole(), _caller_names())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run, self._run = self._run, None
+        assert run is not None
+        if error is None:
+            run.finished()
+            return
+        run.noticed(error, _whole())
+        self._show(run.gave_up(error, _whole()))
+
+
+def _caller_names() -> dict[str, Any]:
+    return sys._getframe(2).f_globals
+
+
+def _whole() -> Step:
+    """A function, or a block, as one step."""
+    return Step(0, "", 1, 1, frozenset(), False, None)  # type: ignore[arg-type]
+
+
+@overload
+def guard(function: F) -> F: ...
+@overload
+def guard(
+    *,
+    retries: int = 3,
+    wait: float = 0.0,
+    shrink: str | None = None,
+    grow: str | None = None,
+    checkpoint: tuple[str, ...] = (),
+    repeat_anyway: bool = False,
+    no_move: bool = False,
+    move_anyway: bool = False,
+    only: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
+    quiet: bool = False,
+) -> Guard: ...
+def guard(function: Any = None, **options: Any) -> Any:
+    """``%%cuda_guard`` for scripts: a decorator of a function that may be repeated as a whole.
+
+    Parameters
+    ----------
+    retries, wait, grow, checkpoint, repeat_anyway, no_move, move_anyway, only, without, quiet
+        As the options of ``%%cuda_guard``; names are those of the function's module.
+    shrink : str
+        ``"batch_size"`` or ``"batch_size=8"``: a global variable of the function's module.
+
+    Raises
+    ------
+    UserError
+        For an option or a rung that does not exist.
+
+    Examples
+    --------
+    >>> @cuda_magic.guard(shrink="batch_size=8")
+    ... def step(): ...
+    >>> with cuda_magic.guard():  # no repeat: the report below the error
+    ...     train()
+    """
+    from ..errors import UserError, nearest
+
+    known = {f for f in GuardOptions.__dataclass_fields__ if f not in ("otherwise", "report", "free_outputs")}
+    for name in options:
+        if name not in known:
+            raise UserError(f"guard: no option {name!r}.{nearest(name, known)}")
+    for name in (*options.get("only", ()), *options.get("without", ())):
+        if name not in RUNGS:
+            raise UserError(f"guard: no rung {name!r}.{nearest(name, RUNGS)}")
+    if isinstance(options.get("shrink"), str):
+        name, _, floor = options["shrink"].partition("=")
+        options["shrink"] = (name, int(floor or 1))
+    made = Guard(GuardOptions(**options))
+    return made if function is None else made(function)

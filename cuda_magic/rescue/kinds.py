@@ -1,0 +1,182 @@
+"""What an error can be, as a table: kind, how it is recognised, since which release, what may be done, source.
+
+Rows are tried in order; the first that fits decides. Adding a wording touches one row.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["KINDS", "ROWS", "STICKY_CODES", "Kind", "Row"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What may be done about an error. `repeat`: ``ladder``, ``ambiguous`` (only where little is free) or ``never``."""
+
+    id: str
+    sentence: str
+    repeat: str = "never"
+    memory: bool = True
+    """Whether the guard has something to report; False: not a matter of memory."""
+
+
+KINDS = {
+    kind.id: kind
+    for kind in (
+        Kind("gpu-memory", "out of GPU memory", "ladder"),
+        Kind("gpu-memory-runtime", "out of GPU memory outside the caching allocator", "ladder"),
+        Kind("context", "the card has no room for this process's CUDA context", "ladder"),
+        Kind("library-handle", "a CUDA library found no GPU memory for its handle or workspace", "ladder"),
+        Kind("library-failed", "a CUDA library could not start", "ambiguous"),
+        Kind("too-large", "the request is larger than the card"),
+        Kind("wrong-size", "the size asked for is a mistake: more than any card has"),
+        Kind("host-memory", "the host ran out of memory, not the GPU"),
+        Kind("communicator", "NCCL ran out of GPU memory; its communicator is broken"),
+        Kind("lost-context", "the CUDA context is lost; the GPU cannot be used until the kernel is restarted"),
+        Kind("start-up", "CUDA could not start, which is no matter of GPU memory"),
+        Kind("shared-memory", "a kernel needs more shared memory than the card has", memory=False),
+    )
+}
+
+STICKY_CODES: dict[int, str] = {
+    # cudaError_t whose text in CUDA 13's driver_types.h says that the process must be ended, and four that act so
+    214: "uncorrectable ECC error",
+    220: "uncorrectable NVLink error",
+    226: "contained error",
+    700: "illegal memory access",
+    702: "a kernel took too long",
+    709: "the context was destroyed",
+    710: "device-side assert",
+    714: "hardware stack error",
+    715: "illegal instruction",
+    716: "misaligned address",
+    717: "invalid address space",
+    718: "invalid program counter",
+    719: "a kernel failed",
+    721: "tensor memory leaked",
+    810: "the MPS client was ended",
+    911: "an external device failed",
+    999: "unknown error",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to recognise a kind. All that is given must fit: a class's name, its module, the text, a code."""
+
+    kind: str
+    text: str = ""
+    """Regular expression searched for in the message."""
+    classes: tuple[str, ...] = ()
+    """Names of a class in the error's ancestry; the module's first part after a colon: ``OutOfMemoryError:torch``."""
+    codes: tuple[int, ...] = ()
+    """``error_code``, ``code`` or ``status`` of the error."""
+    library: str = "torch"
+    since: str = ""
+    source: str = ""
+
+    @property
+    def pattern(self) -> re.Pattern[str] | None:
+        return re.compile(self.text) if self.text else None
+
+
+_ALLOCATOR = "c10/cuda/CUDACachingAllocator.cpp"
+_EXCEPTION = "c10/cuda/CUDAException.cpp"
+_STICKY_TEXT = (
+    r"(?s)(?:CUDA error|cudaError\w*|CUDA_ERROR_\w+).*?(?:device-side assert triggered"
+    r"|an illegal memory access was encountered|unspecified launch failure|misaligned address"
+    r"|an illegal instruction was encountered|hardware stack error|invalid program counter"
+    r"|operation not supported on global/shared address space|the launch timed out and was terminated"
+    r"|uncorrectable ECC error encountered|uncorrectable NVLink error)"
+    r"|cudaErrorIllegalAddress|cudaErrorAssert\b|cudaErrorLaunchFailure|CUDA_ERROR_ILLEGAL_ADDRESS|CUDA_ERROR_ASSERT"
+)
+
+ROWS: tuple[Row, ...] = (
+    # -- never repeated: the context is gone, whatever else the message says
+    Row("lost-context", codes=tuple(STICKY_CODES), since="2.8", source=f"{_EXCEPTION}; CUDA 13 driver_types.h"),
+    Row("lost-context", text=_STICKY_TEXT, since="1.13", source=_EXCEPTION),
+    # -- not GPU memory, although the words are near
+    Row("shared-memory", classes=("OutOfResources:triton",), library="triton", source="triton/runtime/errors.py"),
+    Row("shared-memory", text=r"out of resource: shared memory", library="triton", source="triton/runtime/errors.py"),
+    Row(
+        "start-up",
+        text=r"Unexpected error from cudaGetDeviceCount|Found no NVIDIA driver|driver on your system is too old"
+        r"|CUDA driver initialization failed|No CUDA GPUs are available|CUDA unknown error"
+        r"|Torch not compiled with CUDA enabled",
+        since="1.13",
+        source="c10/cuda/CUDAFunctions.cpp",
+    ),
+    Row(
+        "host-memory",
+        text=r"DefaultCPUAllocator|can't allocate memory|could not allocate [0-9]+ bytes.*(?:host|CPU)",
+        since="1.13",
+        source="c10/core/impl/alloc_cpu.cpp",
+    ),
+    Row("host-memory", classes=("_ArrayMemoryError:numpy",), library="numpy", source="numpy/_core/_exceptions.py"),
+    Row("communicator", text=r"NCCL.*(?:out of memory|Failed to CUDA (?:calloc|malloc))", source="NVIDIA/nccl#1235"),
+    Row("communicator", text=r"Cuda failure (?:\[?2\]? )?'out of memory'", library="nccl", source="NVIDIA/nccl#1235"),
+    # -- the size is the mistake
+    Row("wrong-size", text=r"CUDA out of memory\. Tried to allocate more than 1EB", since="1.13", source=_ALLOCATOR),
+    # -- out of GPU memory
+    Row("gpu-memory", text=r"CUDA out of memory\.", since="1.13", source=_ALLOCATOR),
+    Row(
+        "gpu-memory",
+        text=r"Allocation on device.*would exceed allowed memory",
+        since="2.0",
+        source="c10/cuda/CUDAMallocAsyncAllocator.cpp",
+    ),
+    Row(
+        "gpu-memory",
+        text=r"NVML_SUCCESS == r INTERNAL ASSERT FAILED.*CUDACachingAllocator",
+        since="2.1",
+        source="pytorch/pytorch#112377: an out-of-memory error on MIG and Jetson",
+    ),
+    Row("gpu-memory", classes=("OutOfMemoryError:torch",), since="1.13", source="torch/cuda/__init__.py"),
+    Row(
+        "library-handle",
+        text=r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CURAND)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED",
+        since="1.13",
+        source="aten/src/ATen/cuda/Exceptions.h",
+    ),
+    Row(
+        "library-failed",
+        text=r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(?:INTERNAL_ERROR|NOT_INITIALIZED)|CUFFT_INTERNAL_ERROR"
+        r"|CURAND_STATUS_INITIALIZATION_FAILED|Unable to find a valid cuDNN algorithm"
+        r"|GET was unable to find an engine",
+        since="1.13",
+        source="aten/src/ATen/cuda/Exceptions.h; seen with a full card on an H200",
+    ),
+    Row("gpu-memory-runtime", text=r"CUDA error: out of memory", since="1.13", source=_EXCEPTION),
+    Row("gpu-memory-runtime", classes=("AcceleratorError:torch",), codes=(2,), since="2.8", source=_EXCEPTION),
+    Row("gpu-memory-runtime", classes=("OutOfMemoryError:cupy",), library="cupy", source="cupy/cuda/memory.pyx"),
+    Row(
+        "gpu-memory-runtime",
+        text=r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
+        library="cupy, numba, rmm",
+        source="cupy_backends/cuda/api/runtime.pyx; numba_cuda/cudadrv/driver.py; rmm/detail/error.hpp",
+    ),
+    Row(
+        "gpu-memory-runtime",
+        text=r"std::bad_alloc: (?:out_of_memory: )?(?:CUDA error|RMM failure)"
+        r"|RMM failure.*[Mm]aximum pool size exceeded",
+        library="rmm",
+        source="rapidsai/rmm#496, #1421",
+    ),
+    Row(
+        "gpu-memory-runtime",
+        text=r"RESOURCE_EXHAUSTED: (?:Failed to allocate|Out of memory)",
+        classes=("JaxRuntimeError", "XlaRuntimeError"),
+        library="jax",
+        source="xla/pjrt/pjrt_client.cc",
+    ),
+    Row(
+        "gpu-memory-runtime",
+        text=r"OOM when allocating tensor",
+        classes=("ResourceExhaustedError",),
+        library="tensorflow",
+        source="tensorflow/core/framework/op_kernel.cc",
+    ),
+    Row("host-memory", classes=("MemoryError:builtins",), library="python", source="Objects/exceptions.c"),
+)

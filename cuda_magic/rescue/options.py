@@ -1,0 +1,38 @@
+"""What a guard was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["RUNGS", "GuardOptions"]
+
+RUNGS = ("holders", "collect", "caches", "compact", "expandable", "wait", "shrink", "else", "cudamalloc")
+"""Ids of the rungs, in the order in which they are tried."""
+
+
+@dataclass(frozen=True)
+class GuardOptions:
+    """The options of one guarded cell. `wait` in seconds."""
+
+    retries: int = 3
+    wait: float = 0.0
+    shrink: tuple[str, int] | None = None
+    """(name, smallest value)"""
+    grow: str | None = None
+    otherwise: tuple[tuple[str, str], ...] = ()
+    """(name, expression) of --else"""
+    checkpoint: tuple[str, ...] = ()
+    repeat_anyway: bool = False
+    no_move: bool = False
+    move_anyway: bool = False
+    free_outputs: bool = False
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    report: str | None = None
+    quiet: bool = False
+
+    def excluded(self, rung: str) -> str:
+        """Why a rung is left out by the options, or an empty string."""
+        if self.only and rung not in self.only:
+            return "not in --only"
+        return "excluded by --without" if rung in self.without else ""

@@ -1,0 +1,128 @@
+"""The report of a guarded cell: what happened, what each rung did, where the memory is, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..render.blocks import Block, Code, Note, Table, Text, Title
+from ..render.units import bytes_text
+from ..result import Result
+
+if TYPE_CHECKING:
+    from .advice import NextStep
+    from .ladder import RungResult
+    from .owners import Holder
+
+__all__ = ["Report"]
+
+SHOWN = 12
+"""Holders that are shown; `holders` has all."""
+_SMALL = 1 << 20
+_STATUS = {
+    "ok": "nothing to rescue",
+    "error": "the cell failed, and not for memory",
+    "rescued": "rescued",
+    "refused": "not repeated",
+    "not-repeated": "not repeated",
+    "failed": "not rescued",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Result):
+    """The result of one guarded cell. Sizes in bytes.
+
+    `status` is ``ok``, ``rescued``, ``refused`` (a repeat would not give the same numbers), ``not-repeated`` (of a
+    kind that no repeat helps), ``failed`` (the ladder's end) or ``error`` (no matter of memory).
+    """
+
+    status: str
+    attempts: int = 1
+    """How often the statement that failed was run; every other statement ran once."""
+    line: int | None = None
+    last_line: int | None = None
+    kind: str = ""
+    sentence: str = ""
+    error: str = ""
+    device: int | None = None
+    requested: int | None = None
+    free: int | None = None
+    cached: int | None = None
+    largest_free: int | None = None
+    capacity: int | None = None
+    rungs: tuple[RungResult, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    next_steps: tuple[NextStep, ...] = ()
+    notes: tuple[str, ...] = ()
+    handled: int = 0
+    """Out-of-memory errors that the cell's own code dealt with."""
+    label: str = ""
+    loops: bool = field(default=False)
+    """Whether the repeated statement is a loop, which started again from its top."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each rung that was tried."""
+        rungs = self.to_dict()["rungs"]
+        assert isinstance(rungs, list)
+        return rungs
+
+    def blocks(self) -> Sequence[Block]:
+        found: list[Block] = [Title(f"cuda_guard: {_STATUS[self.status]}", self.label)]
+        if self.sentence:
+            found.append(Text(self._what()))
+        for note in self.notes:
+            found.append(Note("info" if self.status in ("ok", "rescued") else "warning", note))
+        if self.handled:
+            were = "error was" if self.handled == 1 else "errors were"
+            found.append(Note("info", f"{self.handled} out-of-memory {were} handled inside the cell"))
+        found += self._rungs()
+        if self.status not in ("ok", "rescued", "error"):
+            found += self._holders()
+            found += self._steps()
+        return found
+
+    def _what(self) -> str:
+        where = f"line {self.line}" if self.line is not None else "the guarded code"
+        words = [f"{where[0].upper()}{where[1:]}: {self.sentence}"]
+        if self.requested is not None and self.device is not None:
+            words.append(f"{bytes_text(self.requested)} asked of GPU {self.device}")
+        if self.free is not None:
+            words.append(f"{bytes_text(self.free)} free for this process")
+        if self.cached:
+            words.append(f"{bytes_text(self.cached)} cached, the largest piece {bytes_text(self.largest_free)}")
+        text = "; ".join(words) + "."
+        times = "once" if self.attempts == 1 else f"{self.attempts} times"
+        text += f" It ran {times}; the statements before it ran once."
+        if self.loops and self.attempts > 1:
+            text += " It is a loop: each repeat started it again."
+        return text
+
+    def _rungs(self) -> list[Block]:
+        shown = [r for r in self.rungs if r.state != "skipped" or not r.reason.endswith("not given")]
+        if not shown:
+            return []
+        rows = [
+            (str(r.attempt), r.id, r.state, "" if r.state == "skipped" else bytes_text(r.freed_bytes), r.reason)
+            for r in shown
+        ]
+        return [Table(("attempt", "rung", "", "made free", "what"), rows, frozenset({0, 3}))]
+
+    def _holders(self) -> list[Block]:
+        large = [h for h in self.holders if h.nbytes is None or h.nbytes >= _SMALL]
+        if not large:
+            return []
+        rows = [(h.name, h.kind, bytes_text(h.nbytes), h.detail) for h in large[:SHOWN]]
+        rest = large[SHOWN:]
+        if rest:
+            rows.append((f"{len(rest)} more", "", bytes_text(sum(h.nbytes or 0 for h in rest)), ""))
+        return [Table(("holder", "kind", "bytes", "what"), rows, frozenset({2}), "Where the memory is")]
+
+    def _steps(self) -> list[Block]:
+        if not self.next_steps:
+            return []
+        found: list[Block] = [Text("What to do next")]
+        for number, step in enumerate(self.next_steps, 1):
+            found += [Text(f"{number}. {step.why}"), Code(step.line)]
+        return found

@@ -1,0 +1,49 @@
+"""The rungs of the ladder, one file each. A rung says why it cannot help, or makes room and says what it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..situation import Situation
+
+__all__ = ["Did", "Rung", "load"]
+
+
+@dataclass(frozen=True)
+class Did:
+    """What a rung did. `state` is ``ran``, ``on`` (in force for the repeat) or ``failed``."""
+
+    state: str = "ran"
+    reason: str = ""
+    repeat: bool = False
+    """The statement is to be repeated now, whatever the readings say."""
+    moved: int = 0
+    cycles: tuple[tuple[str, int], ...] = ()
+    """(type, bytes) of what a collection freed."""
+
+
+class Rung(Protocol):
+    """One way to make room."""
+
+    id: str
+    again: bool
+    """Whether it is tried again after a repeat that failed."""
+    changes: bool
+    """Whether the repeat asks for something else, so that it does not count as a repeat of the same."""
+
+    def skip(self, s: Situation) -> str:
+        """Why it cannot help here, in one clause; empty where it may."""
+        ...
+
+    def run(self, s: Situation) -> Did: ...
+
+
+def load(name: str) -> Rung:
+    """The rung of that id; its module is imported only when it is tried."""
+    from importlib import import_module
+
+    module = {"else": "otherwise"}.get(name, name)
+    rung: Rung = import_module(f".{module}", __name__).RUNG
+    return rung

@@ -1,0 +1,46 @@
+"""Expandable segments for the repeat, if what is free in whole pages holds what the statement needs."""
+
+from __future__ import annotations
+
+from ...errors import CudaMagicError
+from ...render.units import bytes_text
+from ..situation import Situation
+from . import Did
+
+__all__ = ["RUNG"]
+
+PAGE = 20 << 20
+"""Bytes by which an expandable segment for requests over 1 MiB grows (c10/cuda/CUDACachingAllocator.cpp)."""
+
+
+class _Expandable:
+    id = "expandable"
+    again = False
+    changes = False
+
+    def skip(self, s: Situation) -> str:
+        room = s.room()
+        if s.allocator is None or s.device is None or room is None:
+            return "the allocator cannot be asked"
+        if not s.fault.torch_allocator or s.request is None:
+            return "the request was not the caching allocator's"
+        if s.allocator.expandable():
+            return "already in force"
+        if s.allocator.expandable() is None:
+            return "this allocator does not tell"
+        need = max(s.need or 0, s.request)
+        whole = room.driver // PAGE * PAGE
+        if whole < need:
+            return f"it takes new memory from the driver: {bytes_text(whole)} is free, {bytes_text(need)} is needed"
+        return ""
+
+    def run(self, s: Situation) -> Did:
+        assert s.allocator is not None and s.enter is not None
+        try:
+            s.enter(s.allocator.with_expandable())
+        except (CudaMagicError, RuntimeError) as error:
+            return Did("failed", str(error).split("\n", 1)[0])
+        return Did("on", repeat=True)
+
+
+RUNG = _Expandable()

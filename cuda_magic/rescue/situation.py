@@ -1,0 +1,168 @@
+"""What a rung looks at: the fault, the device, what is free there and what the statement needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..memory.allocator import largest_free
+from ..memory.compaction import block_size, segment_size
+from .classify import Fault
+from .options import GuardOptions
+
+if TYPE_CHECKING:
+    from ..devices.model import Device, Reading
+    from ..memory.allocator import Allocator
+
+__all__ = ["Room", "Situation", "device_of", "own_device", "room_of"]
+
+CONTEXT = 700 << 20
+"""Bytes a process needs before its first tensor: 617 MiB were measured on an H200 (CUDA 13)."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """One device at one moment, in bytes; `driver` is what this process may still take from the driver."""
+
+    allocated: int
+    reserved: int
+    driver: int
+    cached: int
+    """Free inside the caching allocator's ordinary segments."""
+    largest: int
+    """The largest free block there."""
+    pools: int = 0
+    """Reserved in private pools of CUDA graphs and MemPools."""
+
+    @property
+    def total(self) -> int:
+        return self.driver + self.cached
+
+
+def room_of(allocator: Allocator | None, device: int | None) -> Room | None:
+    """What is free now; None where nothing can be read (no library, not started, context lost)."""
+    if allocator is None or device is None or device not in allocator.devices():
+        return None
+    try:
+        driver = allocator.driver_memory(device)
+    except Exception:  # noqa: BLE001 - a lost context: nothing can be read
+        return None
+    if driver is None:
+        return None
+    stats = allocator.stats(device)
+    limit = allocator.memory_limit(device)
+    free = driver[0] if limit is None else max(0, min(driver[0], limit - stats.reserved))
+    segments = allocator.segments(device)
+    ordinary = [s for s in segments if s.pool_id == (0, 0)]
+    cached = sum(b.size for s in ordinary for b in s.blocks if b.state == "free") if segments else stats.cached
+    return Room(stats.allocated, stats.reserved, free, cached, largest_free(ordinary), stats.private_pools)
+
+
+def device_of(fault: Fault, allocator: Allocator | None) -> int | None:
+    """The device that the error names, else the fullest one in use."""
+    if fault.sizes.device is not None:
+        return fault.sizes.device
+    if allocator is None:
+        return None
+    shares = []
+    for device in allocator.devices():
+        try:
+            memory = allocator.driver_memory(device)
+        except Exception:  # noqa: BLE001 - a lost context
+            continue
+        if memory is not None and memory[1]:
+            shares.append((memory[0] / memory[1], device))
+    return min(shares)[1] if shares else None
+
+
+def own_device(reading: Reading, index: int | None) -> Device | None:
+    """The reading of this process's cuda device `index`; None where the two numberings cannot be matched."""
+    cards = [d for d in reading.devices if d.parent is None]
+    if len(cards) == 1 and index in (None, 0):
+        return cards[0]
+    if index is None:
+        return None
+    visible = None if reading.label else os.environ.get("CUDA_VISIBLE_DEVICES")
+    by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({d.name for d in cards}) <= 1
+    if visible is None:
+        return cards[index] if index < len(cards) and (by_bus or reading.label) else None
+    words = [w.strip() for w in visible.split(",")]
+    if index >= len(words):
+        return None
+    word = words[index]
+    if word.isdigit() and by_bus and int(word) < len(cards):
+        return cards[int(word)]
+    return next((d for d in reading.devices if word and d.uuid and d.uuid.startswith(word)), None)
+
+
+@dataclass
+class Situation:
+    """One failure of one statement. Sizes in bytes."""
+
+    fault: Fault
+    options: GuardOptions
+    allocator: Allocator | None
+    device: int | None
+    namespace: dict[str, Any]
+    shell: Any = None
+    need: int | None = None
+    """What the statement took until it failed, and the request: it needs at least this."""
+    stuck: bool = False
+    """The repeat failed with the same request and the same allocated bytes."""
+    spent: bool = False
+    """No repeat is left but those that change what the statement asks for."""
+    read_before: frozenset[str] = frozenset()
+    """Names that earlier statements of the cell read."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What rungs keep between two failures of one statement."""
+    enter: Callable[[AbstractContextManager[Any]], Any] | None = None
+    """Puts a setting in force for the repeat."""
+    say: Callable[[str], None] = lambda text: None
+    readings: Callable[[], Reading | None] = lambda: None
+
+    @property
+    def request(self) -> int | None:
+        return self.fault.sizes.requested
+
+    def room(self) -> Room | None:
+        return room_of(self.allocator, self.device)
+
+    def enough(self) -> bool | None:
+        """Whether the statement would find what it needs now; None where this cannot be known."""
+        request = self.request
+        room = self.room()
+        if room is None or request is None:
+            return None
+        if not self.fault.torch_allocator:
+            return room.driver >= request
+        fits = room.largest >= block_size(request) or room.driver >= segment_size(request)
+        return fits and room.total >= (self.need or request)
+
+    def names(self) -> Mapping[str, Any]:
+        """The user's variables."""
+        return {n: v for n, v in self.namespace.items() if not n.startswith("_")}
+
+    def reading(self) -> Device | None:
+        """NVML's view of the device."""
+        reading = self.readings()
+        return own_device(reading, self.device) if reading is not None else None
+
+    def others(self) -> int | None:
+        """Bytes that other processes hold on the device; None where nobody tells."""
+        card = self.reading()
+        sizes = self.fault.sizes
+        if card is not None and card.processes is not None and card.memory.used is not None:
+            own = next((p.used for p in card.processes if p.pid == os.getpid()), None)
+            if own is not None:
+                return max(0, card.memory.used - own)
+            named = [p.used for p in card.processes if p.used is not None]
+            if sizes.own is None and self.allocator is not None and not self.allocator.devices():
+                return sum(named) or card.memory.used
+        if sizes.processes:
+            return sum(size for _, size in sizes.processes)
+        if sizes.own is not None and sizes.capacity is not None and sizes.free is not None:
+            return max(0, sizes.capacity - sizes.free - sizes.own)
+        return None

@@ -1,0 +1,105 @@
+"""Where the memory of the device is, after a failure: read once, for the report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from ..kernel import holders as kernel
+from .owners import Holder, Root, holders, of_namespace
+from .situation import Room, Situation
+
+__all__ = ["Survey", "survey"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Bytes of one device by holder; None where it cannot be read."""
+
+    holders: tuple[Holder, ...] = ()
+    room: Room | None = None
+    capacity: int | None = None
+    others: int | None = None
+    """Held by other processes."""
+    elsewhere: tuple[tuple[int, int], ...] = field(default=())
+    """(index, free bytes) of the machine's other devices, most free first."""
+
+
+def survey(s: Situation, error: BaseException | None) -> Survey:
+    """Who holds what. Reads only; where CUDA is not started, only what NVML and the message tell."""
+    if s.fault.kind.id in ("lost-context", "host-memory", "start-up"):
+        return Survey()
+    found: list[Holder] = []
+    room = s.room()
+    if s.allocator is not None and s.device is not None and room is not None:
+        found += holders(s.allocator, _roots(s, error), s.device)
+        named = sum(h.nbytes or 0 for h in found)
+        if room.allocated - named - room.pools > MIB:
+            found.append(
+                Holder(
+                    "below-python",
+                    "below Python",
+                    room.allocated - named - room.pools,
+                    s.device,
+                    "what autograd saved, workspaces, tensors of C++ code",
+                )
+            )
+        if room.pools:
+            found.append(
+                Holder("private-pool", "private pools", room.pools, s.device, "of live CUDA graphs or MemPools")
+            )
+        if room.cached:
+            found.append(Holder("cached", "cached, free", room.cached, s.device, "in the caching allocator's segments"))
+    found += _outside(s, room)
+    card = s.reading()
+    capacity = s.fault.sizes.capacity
+    if capacity is None and card is not None and card.memory.total is not None:
+        capacity = card.memory.total - (card.memory.reserved or 0)
+    return Survey(tuple(found), room, capacity, s.others(), _elsewhere(s))
+
+
+def _roots(s: Situation, error: BaseException | None) -> list[Root]:
+    roots = of_namespace(s.namespace)
+    roots += [Root("output", name, value) for name, value in kernel.outputs(s.shell).items()]
+    if error is not None:
+        roots.append(Root("traceback", "this cell's own error", error))
+    for earlier in kernel.earlier_errors(s.shell):
+        number = kernel.origin(earlier, s.shell)
+        where = f"of In[{number}]" if number is not None else "of an earlier cell"
+        roots.append(Root("traceback", f"traceback {where}", earlier))
+    return roots
+
+
+def _outside(s: Situation, room: Room | None) -> list[Holder]:
+    """Other processes, this process's context, the driver."""
+    rows: list[Holder] = []
+    card = s.reading()
+    own = s.fault.sizes.own
+    if card is not None and card.processes is not None:
+        for process in card.processes:
+            if process.pid == os.getpid():
+                own = process.used
+            elif process.used is not None and process.used != s.fault.sizes.own:
+                rows.append(Holder("process", f"process {process.pid}", process.used, s.device))
+    else:
+        rows += [Holder("process", f"process {pid}", size, s.device) for pid, size in s.fault.sizes.processes]
+    if own is not None and room is not None and own > room.reserved:
+        rows.append(Holder("context", "this kernel's CUDA context", own - room.reserved, s.device))
+    if card is not None and card.memory.reserved:
+        rows.append(Holder("driver", "the driver", card.memory.reserved, s.device))
+    return rows
+
+
+def _elsewhere(s: Situation) -> tuple[tuple[int, int], ...]:
+    reading = s.readings()
+    mine = s.reading()
+    if reading is None or mine is None:
+        return ()
+    free = [
+        (d.index, d.memory.free)
+        for d in reading.devices
+        if d.parent is None and d.index != mine.index and d.memory.free is not None
+    ]
+    return tuple(sorted(free, key=lambda row: (-row[1], row[0])))
