@@ -160,7 +160,7 @@ def _check_names(made: GuardOptions, shell: Any, body: str) -> None:
     """Refuse what cannot work before anything runs: names that are nowhere, or that the cell itself assigns."""
     import ast
 
-    asked = {n: "--checkpoint" for n in made.checkpoint}
+    asked = dict.fromkeys(made.checkpoint, "--checkpoint")
     asked |= {n: "--else" for n, _ in made.otherwise}
     if made.shrink:
         asked[made.shrink[0]] = "--shrink"

@@ -135,7 +135,8 @@ class GuardRun:
             return False
         allocator = machine().allocator()
         fault = self.fault = judge(fault, allocator)
-        if fault.kind.repeat != "ladder":
+        smaller = bool(self.options.shrink or self.options.otherwise)
+        if fault.kind.repeat != "ladder" and not (fault.kind.id == "too-large" and smaller):
             self.status = "not-repeated"
             return False
         self._seen += fault.torch_allocator
@@ -149,8 +150,7 @@ class GuardRun:
             self.status = "refused"
             return False
         self.status = "failed"
-        asked = self.options.shrink or self.options.otherwise or self.options.wait > 0
-        return bool(self.plain < self.options.retries or asked)
+        return self.plain < self.options.retries or smaller or self.options.wait > 0
 
     def recover(self, step: Step, namespace: dict[str, Any], lost: tuple[str, ...] = ()) -> bool:
         from .ladder import climb
@@ -177,9 +177,10 @@ class GuardRun:
             device=self.device,
             namespace=namespace,
             shell=self.shell,
+            held=self._held,
             need=need,
             stuck=self._stuck,
-            spent=self.plain >= self.options.retries,
+            spent=self.plain >= self.options.retries or self.fault.kind.id == "too-large",
             read_before=frozenset(self._read),
             memory=self._memory,
             enter=self._modes.enter_context,

@@ -74,6 +74,8 @@ def climb(s: Situation, attempt: int) -> tuple[list[RungResult], bool]:
             if not rung.again:
                 done.add(name)
             freed += max(0, result.freed_bytes or 0)
+            if name == "collect" and attempt > 1:
+                s.measure_again()
             if did.repeat:
                 return results, True
         if s.stuck or s.spent:

@@ -80,22 +80,15 @@ def device_of(fault: Fault, allocator: Allocator | None) -> int | None:
 
 def own_device(reading: Reading, index: int | None) -> Device | None:
     """The reading of this process's cuda device `index`; None where the two numberings cannot be matched."""
+    from ..memory.shares import cuda_to_reading
+
     cards = [d for d in reading.devices if d.parent is None]
     if len(cards) == 1 and index in (None, 0):
         return cards[0]
-    if index is None:
+    at = cuda_to_reading(reading)
+    if index is None or index >= len(at):
         return None
-    visible = None if reading.label else os.environ.get("CUDA_VISIBLE_DEVICES")
-    by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({d.name for d in cards}) <= 1
-    if visible is None:
-        return cards[index] if index < len(cards) and (by_bus or reading.label) else None
-    words = [w.strip() for w in visible.split(",")]
-    if index >= len(words):
-        return None
-    word = words[index]
-    if word.isdigit() and by_bus and int(word) < len(cards):
-        return cards[int(word)]
-    return next((d for d in reading.devices if word and d.uuid and d.uuid.startswith(word)), None)
+    return next((d for d in cards if d.index == at[index]), None)
 
 
 @dataclass
@@ -108,6 +101,8 @@ class Situation:
     device: int | None
     namespace: dict[str, Any]
     shell: Any = None
+    held: int | None = None
+    """Allocated at the moment of the failure."""
     need: int | None = None
     """What the statement took until it failed, and the request: it needs at least this."""
     stuck: bool = False
@@ -140,6 +135,12 @@ class Situation:
             return room.driver >= request
         fits = room.largest >= block_size(request) or room.driver >= segment_size(request)
         return fits and room.total >= (self.need or request)
+
+    def measure_again(self) -> None:
+        """What a repeat left to the collector was its own: it will need that much again."""
+        room = self.room()
+        if room is not None and self.request is not None and self.held is not None:
+            self.need = max(self.need or 0, self.request + max(0, self.held - room.allocated))
 
     def names(self) -> Mapping[str, Any]:
         """The user's variables."""

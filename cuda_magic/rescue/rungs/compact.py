@@ -40,8 +40,9 @@ class _Compact:
             return "the heap cannot be read"
         if not s.fault.torch_allocator or s.request is None:
             return "the request was not the caching allocator's"
-        if room.total < s.request:
-            return f"{bytes_text(room.total)} is free in all, {bytes_text(s.request)} is needed"
+        need = max(s.need or 0, s.request)
+        if room.total < need:
+            return f"{bytes_text(room.total)} is free in all, {bytes_text(need)} is needed"
         refused = "" if s.options.move_anyway else s.allocator.moving_refused(s.device)
         if refused:
             return f"{refused}; --move-anyway moves nevertheless"
