@@ -60,8 +60,8 @@ class Rescuer(Protocol):
         False: the error of the statement's first attempt is raised.
         """
 
-    def gave_up(self, error: BaseException, step: Step) -> str | None:
-        """The error of the statement is about to be raised; text to show under its traceback.
+    def gave_up(self, error: BaseException, step: Step) -> Any:
+        """The error of the statement is about to be raised; an object to display under its traceback.
 
         Called after ``noticed`` said False as well as after ``recover`` said False. None: nothing to add, and the
         traceback is that of the plain cell.

@@ -221,14 +221,14 @@ class GuardRun:
         self.say(f"cuda_guard: {where} ran out of GPU memory; {how}; it runs again (attempt {self.attempts + 1})")
 
     # -- at the end of a cell
-    def gave_up(self, error: BaseException, step: Step) -> str | None:
+    def gave_up(self, error: BaseException, step: Step) -> Report | None:
         self._modes.close()
         if self.fault is None:
             self.bind(self._report("error", None))
             return None
         report = self._report(self.status, error)
         self.bind(report)
-        return repr(report)
+        return report
 
     def finished(self) -> None:
         self._modes.close()
@@ -349,9 +349,9 @@ class Guard:
                 raise failure
             del failure
 
-    def _show(self, text: str | None) -> None:
-        if text is not None:
-            _to_stderr(text)
+    def _show(self, report: Report | None) -> None:
+        if report is not None:
+            _to_stderr(repr(report))
 
     def __enter__(self) -> Guard:
         self._run = self._new(GuardOptions(retries=0, quiet=self.options.quiet))
