@@ -88,7 +88,8 @@ class Failure:
     def __init__(self, error: BaseException, shell: Any) -> None:
         self.error = error
         tb = _below_us(error.__traceback__)
-        shower, last = shell.InteractiveTB, shell.InteractiveTB.tb
+        shower = shell.InteractiveTB
+        last = getattr(shower, "tb", None)  # not there before the first error
         try:
             if _holds_group(error) or isinstance(error, SyntaxError):
                 self.text = traceback.format_exception(type(error), error, tb)

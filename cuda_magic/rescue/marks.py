@@ -148,7 +148,7 @@ def take(step: Step, namespace: Mapping[str, Any], allocator: Allocator | None, 
     read = names_read(step.node)
     watched: dict[str, Any] = {}
     for name, value in namespace.items():
-        if name[:1] == "_" or name in saved or name in ("In", "Out"):
+        if name[:1] == "_" or name in saved or name in ("In", "Out", "get_ipython"):
             continue
         kind = type(value)
         if kind in LIGHT:

@@ -22,6 +22,8 @@ __all__ = ["Holder", "Root", "holders", "of_namespace", "owner_types"]
 
 BUDGET = 200_000
 """Objects looked at for one answer: 0.2 s on one core."""
+_IPYTHON = ("In", "Out", "get_ipython", "exit", "quit", "open", "display")
+"""Names that IPython puts into the namespace; some lead to everything."""
 _LEAVES = (int, float, complex, bool, str, bytes, type(None), type, ModuleType, BuiltinFunctionType, CodeType, range)
 
 
@@ -54,7 +56,7 @@ def of_namespace(namespace: Mapping[str, Any]) -> list[Root]:
     return [
         Root("variable", name, value)
         for name, value in namespace.items()
-        if not name.startswith("_") and name not in ("In", "Out") and not isinstance(value, _LEAVES)
+        if not name.startswith("_") and name not in _IPYTHON and not isinstance(value, _LEAVES)
     ]
 
 
