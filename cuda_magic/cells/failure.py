@@ -136,6 +136,8 @@ class Show:
 
     def expect(self, error: BaseException, below: Any = None, text: list[str] | None = None) -> None:
         """`error` is about to leave the cell; `below` is displayed under it; `text` replaces its traceback."""
+        if self._error == id(error) and below is None and text is None:
+            return  # told of already, with what belongs below
         self.cancel()
         self._error, self._below = id(error), below
         self._group_text = text if text and _holds_group(error) else None
