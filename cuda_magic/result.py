@@ -13,7 +13,7 @@ from .render.blocks import Block
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Result", "plain_data"]
+__all__ = ["Result", "pandas", "plain_data"]
 
 
 def plain_data(value: Any) -> Any:
@@ -29,6 +29,21 @@ def plain_data(value: Any) -> Any:
     if isinstance(value, (Sequence, set, frozenset)):
         return [plain_data(v) for v in value]
     return str(value)
+
+
+def pandas(what: str) -> Any:
+    """The pandas module, for `what`.
+
+    Raises
+    ------
+    Missing
+        If pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise Missing(f"{what} needs pandas: %pip install pandas") from None
+    return pd
 
 
 class Result:
@@ -60,11 +75,8 @@ class Result:
         Missing
             If pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise Missing("to_dataframe needs pandas: %pip install pandas") from None
-        return pd.DataFrame(self.rows())
+        frame: pd.DataFrame = pandas("to_dataframe").DataFrame(self.rows())
+        return frame
 
     def __repr__(self) -> str:
         from .render import text

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..render.blocks import Bar, Block, Note, Part, Table, Text, Title
 from ..render.units import NA, amount, bytes_text
 from ..result import Result
 from .model import Device, Reading
 
-__all__ = ["MemoryTable", "Share", "percent"]
+if TYPE_CHECKING:
+    from ..memory.split import Split
+
+__all__ = ["MemoryTable", "percent"]
 
 
 def percent(device: Device) -> float | None:
@@ -20,42 +23,27 @@ def percent(device: Device) -> float | None:
     return None if memory.used is None or not memory.total else 100 * memory.used / memory.total
 
 
-@dataclass(frozen=True)
-class Share:
-    """What this kernel holds on one device, in bytes; None where it is not known."""
-
-    device: int
-    """Index in the reading."""
-    allocated: int | None = None
-    """In live tensors."""
-    cached: int | None = None
-    """Reserved by the allocator and free."""
-    process: int | None = None
-    """All that the driver counts for this process, context and libraries included."""
-    others: int | None = None
-    """Other processes."""
-
-
 @dataclass(frozen=True, repr=False)
 class MemoryTable(Result):
     """Devices at one moment."""
 
     reading: Reading
-    shares: tuple[Share, ...] = field(default=())
+    splits: tuple[Split, ...] = field(default=())
+    """One for each device of the reading, in its order."""
     alert: int = 95
     """Percent of a device's memory above which a note says so."""
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a device: index, name, bytes, percent, degrees Celsius, watts, and this kernel's share."""
-        shares = {s.device: s for s in self.shares}
         rows = []
-        for device in self.reading.devices:
-            share = shares.get(device.index, Share(device.index)) if device.parent is None else Share(device.index)
+        for i, device in enumerate(self.reading.devices):
+            part = self.splits[i] if i < len(self.splits) else None
             memory = device.memory
             rows.append(
                 {
                     "index": device.index,
                     "parent": device.parent,
+                    "cuda": part and part.cuda,
                     "name": device.name,
                     "uuid": device.uuid,
                     "total": memory.total,
@@ -65,10 +53,14 @@ class MemoryTable(Result):
                     "utilization": device.utilization,
                     "temperature": device.temperature,
                     "power": device.power,
-                    "allocated": share.allocated,
-                    "cached": share.cached,
-                    "this_process": share.process,
-                    "other_processes": share.others,
+                    "allocated": part and part.live,
+                    "cached": part and part.cached,
+                    "fragmented": part and part.fragmented,
+                    "context": part and part.context,
+                    "this_process": part and part.process,
+                    "other_kernels": part and part.kernels,
+                    "other_processes": part and part.others,
+                    "unattributed": part and part.unattributed,
                     "error": device.error,
                 }
             )
@@ -83,20 +75,19 @@ class MemoryTable(Result):
         blocks: list[Block] = [Title("GPU memory" + (f" ({', '.join(versions)})" if versions else ""), reading.label)]
         columns = ("GPU", "name", "used", "total", "free", "util", "temp", "power", "processes")
         blocks.append(Table(columns, [_cells(d) for d in reading.devices], frozenset({2, 3, 4, 5, 6, 7, 8})))
-        shares = {s.device: s for s in self.shares}
-        for device in reading.devices:
-            if device.parent is None and device.memory.used is not None and device.memory.total:
-                blocks.append(_bar(device, shares.get(device.index)))
-        if reading.devices and any(
-            d.parent is None and d.memory.total and not d.memory.unified for d in reading.devices
-        ):
-            blocks.append(Text("# this kernel's tensors  + its cache  o its context and libraries  = other processes"))
+        marks: dict[str, str] = {}
+        for device, part in zip(reading.devices, self.splits, strict=False):
+            if device.memory.used is not None and device.memory.total and not device.memory.unified:
+                blocks.append(_bar(device, part))
+                marks |= {mark: words for words, mark, _ in part.parts()}
+        if marks:
+            blocks.append(Text("  ".join(f"{mark} {words}" for mark, words in marks.items())))
         blocks += self._notes()
         return blocks
 
     def _notes(self) -> list[Block]:
         notes: list[Block] = []
-        for device in self.reading.devices:
+        for i, device in enumerate(self.reading.devices):
             full = percent(device)
             name = _label(device)
             if device.error:
@@ -105,6 +96,12 @@ class MemoryTable(Result):
                 notes.append(Note("warning", f"GPU {name} is {full:.0f} % full."))
             if device.memory.unified:
                 notes.append(Note("info", f"GPU {name} shares the system's RAM: the numbers are the system's."))
+            if i < len(self.splits) and self.splits[i].outside:
+                notes.append(
+                    Note(
+                        "info", f"GPU {name}: {self.splits[i].outside} processes in the list are not in this container."
+                    )
+                )
             if device.memory.total and device.memory.used_includes_reserved and not device.memory.unified:
                 notes.append(Note("info", f"GPU {name}: used includes the driver's own reserve (old driver)."))
         return notes
@@ -130,22 +127,7 @@ def _cells(device: Device) -> list[str]:
     ]
 
 
-def _bar(device: Device, share: Share | None) -> Bar:
-    used, total = device.memory.used or 0, device.memory.total or 0
-    parts = []
-    rest = used
-    if share is not None and share.allocated is not None:
-        cached = share.cached or 0
-        context = max(0, share.process - share.allocated - cached) if share.process is not None else 0
-        for name, size, mark in (
-            ("tensors", share.allocated, "#"),
-            ("cache", cached, "+"),
-            ("context", context, "o"),
-        ):
-            parts.append(Part(name, size, mark))
-            rest -= size
-    elif share is not None and share.process:
-        parts.append(Part("this kernel", share.process, "o"))
-        rest -= share.process
-    parts.append(Part("others", max(0, rest), "="))
-    return Bar(f"GPU {_label(device)}", parts, total, f"{percent(device) or 0:.0f} %")
+def _bar(device: Device, split: Split) -> Bar:
+    parts = [Part(words, size, mark) for words, mark, size in split.parts()]
+    cuda = "" if split.cuda in (None, device.index) else f" = cuda:{split.cuda}"
+    return Bar(f"GPU {_label(device)}{cuda}", parts, device.memory.total or 0, f"{percent(device) or 0:.0f} %")

@@ -12,7 +12,7 @@ from .units import bytes_text
 __all__ = ["draw", "escape"]
 
 # Colours that keep contrast on light and dark backgrounds; a part is also named in words below its bar.
-PART_COLOURS = ("#3b7dd8", "#8fb8ee", "#b07cc6", "#d98b3a", "#8a8a8a", "#4f9d69")
+PART_COLOURS = ("#3b7dd8", "#8fb8ee", "#b07cc6", "#d98b3a", "#8a8a8a", "#4f9d69", "#c0504d", "#5d6d7e")
 _EDGE = {"info": "#3b7dd8", "warning": "#c77700", "error": "#c62828"}
 _CELL = "padding:2px 10px;text-align:{};white-space:nowrap"
 

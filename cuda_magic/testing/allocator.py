@@ -114,6 +114,11 @@ class PracticeAllocator:
     def stats(self, device: int) -> Stats:
         return self.caching[device].stats()
 
+    def reset_peak(self, device: int) -> None:
+        """Let the peaks of `stats` start from now."""
+        one = self.caching[device]
+        one.peak_allocated, one.peak_reserved = one.allocated, one.reserved
+
     def ooms(self, device: int) -> int:
         """Out-of-memory errors raised so far, those that the user's code handled included."""
         return self.caching[device].ooms

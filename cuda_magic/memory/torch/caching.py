@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from ..allocator import Block, Segment, Stats, Storage
-from . import changes, libraries, randomness, safety, scan, settings
+from . import changes, libraries, randomness, safety, scan, settings, snapshot
 
 __all__ = ["TorchAllocator"]
 
@@ -37,6 +38,13 @@ class TorchAllocator:
             return ()
         has_context = self.torch._C._cuda_hasPrimaryContext
         return tuple(i for i in range(self.torch.cuda.device_count()) if has_context(i))
+
+    def uuids(self) -> list[str]:
+        """The UUID of each cuda index, as this process's CUDA sees them; empty where this torch does not tell."""
+        if not self.started():
+            return []
+        read = self.torch.cuda.get_device_properties  # uuid since torch 2.4
+        return [str(getattr(read(i), "uuid", "")) for i in range(self.torch.cuda.device_count())]
 
     def _ready(self, device: int) -> bool:
         return device in self.devices()
@@ -67,6 +75,18 @@ class TorchAllocator:
         """Out-of-memory errors raised so far, those that the user's code handled included."""
         return int(self.torch.cuda.memory_stats(device).get("num_ooms", 0)) if self._ready(device) else 0
 
+    def reset_peak(self, device: int) -> None:
+        """Let the peaks of `stats` start from now: ``torch.cuda.max_memory_allocated`` too."""
+        if self._ready(device):
+            try:
+                self.torch.cuda.reset_peak_memory_stats(device)
+            except RuntimeError:  # a pluggable allocator has none
+                pass
+
+    def dump(self, path: Path) -> int:
+        """Write torch's own memory snapshot; gives the bytes written."""
+        return snapshot.dump(self.torch, path)
+
     def _private(self, device: int) -> int:
         return sum(s.size for s in self.segments(device) if s.pool_id != (0, 0))
 
@@ -74,10 +94,10 @@ class TorchAllocator:
         if not self._ready(device):
             return ()
         try:
-            snapshot = self.torch.cuda.memory_snapshot()
+            raw_segments = self.torch.cuda.memory_snapshot()
         except RuntimeError:  # a pluggable allocator has none
             return ()
-        return tuple(_segment(raw) for raw in snapshot if raw["device"] == device)
+        return tuple(_segment(raw) for raw in raw_segments if raw["device"] == device)
 
     def driver_memory(self, device: int) -> tuple[int, int] | None:
         if not self._ready(device):

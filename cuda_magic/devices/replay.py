@@ -1,0 +1,67 @@
+"""``%gpu_mem --replay FILE``: a recording at a glance, and its readings for the panel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..render.blocks import Block, Table, Title
+from ..render.units import NA, bytes_text, seconds_text
+from ..result import Result
+from .recording import load
+from .table import MemoryTable
+
+__all__ = ["Replay", "replay"]
+
+_STEPS = "▁▂▃▄▅▆▇█"
+WIDE = 60
+
+
+@dataclass(frozen=True, repr=False)
+class Replay(Result):
+    """A recording; `tables` are its readings, oldest first."""
+
+    path: str
+    tables: tuple[MemoryTable, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first reading to the last."""
+        return self.tables[-1].reading.time - self.tables[0].reading.time
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a device and reading."""
+        return [{"time": table.reading.time, **row} for table in self.tables for row in table.rows()]
+
+    def blocks(self) -> Sequence[Block]:
+        first = self.tables[0].reading
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(first.time))
+        title = f"{self.path}: {len(self.tables)} readings from {began}, {seconds_text(self.seconds)}"
+        lines = []
+        for i, device in enumerate(first.devices):
+            used = [t.reading.devices[i].memory.used if i < len(t.reading.devices) else None for t in self.tables]
+            known = [u for u in used if u is not None]
+            total = device.memory.total
+            index = str(device.index) if device.parent is None else f"{device.parent}:{device.index}"
+            low, high = (bytes_text(min(known)), bytes_text(max(known))) if known else (NA, NA)
+            lines.append((index, device.name or NA, low, high, bytes_text(total), _line(used, total)))
+        columns = ("GPU", "name", "lowest", "highest", "total", "used over time")
+        return [Title(title, first.label), Table(columns, lines, frozenset({2, 3, 4}))]
+
+
+def _line(values: Sequence[int | None], total: int | None) -> str:
+    """One mark for each stretch of time, as high as its highest value; a space where nothing is known."""
+    cells = min(WIDE, len(values))
+    row = ""
+    for i in range(cells):
+        some = [v for v in values[i * len(values) // cells : (i + 1) * len(values) // cells] if v is not None]
+        row += _STEPS[min(7, 8 * max(some) // total)] if some and total else " "
+    return row
+
+
+def replay(path: Path) -> Replay:
+    """The recording at `path`."""
+    return Replay(path.name, tuple(load(path)))

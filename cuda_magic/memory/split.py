@@ -1,0 +1,169 @@
+"""Where each byte of a card is: the one split that text, HTML and the panel draw.
+
+Starts no CUDA: the allocator is asked only where it is started, all else comes from the driver's process list.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..devices.processes import Person, describe
+
+if TYPE_CHECKING:
+    from ..devices.model import Device, Reading
+    from .allocator import Allocator
+
+__all__ = ["PARTS", "Split", "cuda_to_reading", "split"]
+
+PARTS: tuple[tuple[str, str, str], ...] = (
+    ("live", "tensors", "#"),
+    ("cached", "cache", "+"),
+    ("fragmented", "cache lost to fragmentation", "~"),
+    ("context", "context and libraries", "o"),
+    ("kernels", "my other kernels", "%"),
+    ("others", "other processes", "="),
+    ("unattributed", "held by nobody visible", "?"),
+    ("reserved", "driver", "d"),
+)
+"""(field, words, mark) in the order in which they are drawn."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One card in bytes; None where it is not known. The known parts add up to `used` + `reserved`."""
+
+    device: int
+    """Index of the card in the reading."""
+    total: int | None
+    used: int | None
+    cuda: int | None = None
+    """This process's cuda index of the card."""
+    live: int | None = None
+    """In live tensors."""
+    cached: int | None = None
+    """Reserved by the allocator, free, in segments of their own: given back by emptying the cache."""
+    fragmented: int | None = None
+    """Reserved, free, and shut in between live tensors."""
+    context: int | None = None
+    """This process's rest: context, modules, workspaces, other libraries' pools."""
+    kernels: int | None = None
+    """This user's other Jupyter kernels."""
+    others: int | None = None
+    """All other processes in the driver's list."""
+    unattributed: int | None = None
+    """Used, and no process in the list holds it."""
+    reserved: int | None = None
+    """The driver's own part."""
+    outside: int = 0
+    """How many processes in the list are outside this container."""
+    includes_reserve: bool = False
+    """An old driver: the reserve cannot be told apart and stands in `unattributed`."""
+
+    @property
+    def process(self) -> int | None:
+        """All of this process."""
+        known = [n for n in (self.live, self.cached, self.fragmented, self.context) if n is not None]
+        return sum(known) if known else None
+
+    def parts(self) -> list[tuple[str, str, int]]:
+        """(words, mark, bytes) of each part that holds something."""
+        return [(words, mark, n) for name, words, mark in PARTS if (n := getattr(self, name))]
+
+
+def cuda_to_reading(reading: Reading, allocator: Allocator | None = None) -> list[int]:
+    """Card in the reading (PCI bus order) of each of this process's cuda indices.
+
+    A started allocator tells the UUIDs of its cards, which is certain. Else CUDA_VISIBLE_DEVICES is resolved; that is
+    left empty where it is not certain: without CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA puts the fastest card first.
+    """
+    cards = [d for d in reading.devices if d.parent is None]
+    if reading.label:  # the practice GPU heeds no variables
+        return [d.index for d in cards]
+    told = getattr(allocator, "uuids", None)
+    if allocator is not None and told is not None and allocator.started():
+        by_uuid = {_bare(d.uuid): d.index for d in cards if d.uuid}
+        found = [by_uuid.get(_bare(uuid)) for uuid in told()]
+        if found and None not in found:
+            return [i for i in found if i is not None]
+    if os.environ.get("CUDA_DEVICE_ORDER", "") != "PCI_BUS_ID" and len({d.name for d in cards}) > 1:
+        return []
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if mask is None:
+        return [d.index for d in cards]
+    at: list[int] = []
+    for word in (w.strip() for w in mask.split(",")):
+        if word.isdigit() and int(word) < len(cards):
+            at.append(cards[int(word)].index)
+        elif word.startswith("GPU-") and len(match := [d.index for d in cards if (d.uuid or "").startswith(word)]) == 1:
+            at += match
+        else:
+            break
+    return at if len(set(at)) == len(at) else []
+
+
+def _bare(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-")
+
+
+def split(reading: Reading, allocator: Allocator | None) -> tuple[Split, ...]:
+    """One split for each card and each MIG instance, in the reading's order."""
+    started = allocator is not None and allocator.started()
+    at = cuda_to_reading(reading, allocator) if reading.devices else []
+    people: dict[int, Person] = {}
+    made = []
+    for device in reading.devices:
+        cuda = at.index(device.index) if device.parent is None and device.index in at else None
+        made.append(_one(device, cuda, allocator if started else None, people, reading.label))
+    return tuple(made)
+
+
+def _one(device: Device, cuda: int | None, allocator: Allocator | None, people: dict[int, Person], label: str) -> Split:
+    memory = device.memory
+    live = cached = fragmented = context = own = None
+    here = allocator is not None and cuda is not None and cuda in allocator.devices()
+    if here:
+        assert allocator is not None and cuda is not None
+        stats = allocator.stats(cuda)
+        live = stats.allocated
+        fragmented = min(stats.inactive_split, stats.cached)
+        cached = stats.cached - fragmented
+    kernels: int | None = 0
+    others: int | None = 0
+    outside = 0
+    for process in device.processes or ():
+        person = people.get(process.pid)
+        if person is None:
+            person = people[process.pid] = describe(process.pid, here, label)
+        if person.this:
+            own = process.used
+            continue
+        outside += person.outside
+        if process.used is None:
+            others = None
+        elif person.mine and person.kernel:
+            kernels = (kernels or 0) + process.used
+        elif others is not None:
+            others += process.used
+    if device.processes is None:
+        kernels = others = None
+    if own is not None:
+        context = max(0, own - (live or 0) - (cached or 0) - (fragmented or 0))
+    known = sum(n for n in (live, cached, fragmented, context, kernels, others) if n is not None)
+    return Split(
+        device=device.index,
+        total=memory.total,
+        used=memory.used,
+        cuda=cuda,
+        live=live,
+        cached=cached,
+        fragmented=fragmented,
+        context=context,
+        kernels=kernels,
+        others=others,
+        unattributed=None if memory.used is None or memory.unified else max(0, memory.used - known),
+        reserved=memory.reserved,
+        outside=outside,
+        includes_reserve=memory.used_includes_reserved,
+    )
