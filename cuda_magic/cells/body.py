@@ -68,12 +68,14 @@ class Body:
         The whole cell as the user typed it, or None if unknown.
     number
         n of ``In[n]``.
+    magic
+        Name of the cell magic, for the first line where `raw` is not known.
     """
 
-    def __init__(self, shell: Any, body: str, source: str, raw: str | None, number: int) -> None:
+    def __init__(self, shell: Any, body: str, source: str, raw: str | None, number: int, *, magic: str) -> None:
         self.shell = shell
         self.source = source
-        above = ["%%"]
+        above = [f"%%{magic}"]
         if raw is not None and raw.rstrip("\n").endswith(body.rstrip("\n")):
             above = raw.rstrip("\n")[: -len(body.rstrip("\n")) or None].split("\n")[:-1] or above
         else:

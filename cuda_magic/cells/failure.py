@@ -71,6 +71,7 @@ def _is_machinery(code: CodeType) -> bool:
         name.startswith((_OURS, _IPYTHON, "<decorator-gen"))
         or Path(name).name == "decorator.py"  # IPython 7.34 wraps magics by that package
         or code.co_names == _OUTER_CELL
+        or "__tracebackhide__" in code.co_varnames
     )
 
 

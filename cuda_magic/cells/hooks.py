@@ -114,7 +114,7 @@ class Hooks:
             translated = self.translate(body)
         except SyntaxError:
             # IPython reports the mistake best itself: it gets the cell, with the magic's line as a comment.
-            return [f"# %%{name} {line}\n", *self.shell.transform_cell(body).splitlines(keepends=True)]
+            return [f"# %%{name} {line}".rstrip() + "\n", *self.shell.transform_cell(body).splitlines(keepends=True)]
         if not translated.awaits:
             return lines
         return [f"await get_ipython().run_cell_magic({AWAITING!r}, {f'{name} {line}'!r}, {body!r})\n"]

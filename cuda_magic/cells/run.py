@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any, TypeVar
 
 from IPython.display import display
 
 from ..errors import UserError
-from .body import Body, Compiled
+from .body import Body, Compiled, Translated
 from .failure import Failure
 from .names import Saved
 from .rescuer import Rescuer, Step
@@ -63,7 +64,7 @@ def _start(magics: Any, body: str, rescuer: Rescuer | None, done: Callable[[], A
     translated = hooks.translate(body)
     if translated.awaits and not awaited:
         raise UserError(f"a cell that awaits needs %%{hooks.name} as its very first line.")
-    cell = _cell(hooks, body, translated.source, rescuer, done)
+    cell = _cell(hooks, body, translated, rescuer, done)
     return cell if awaited else _drive(cell)
 
 
@@ -75,28 +76,61 @@ def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         value: T = end.value
         return value
-    coroutine.close()
-    raise RuntimeError("a cell without await waited")  # excluded by _start
+    except _Stopped as stopped:
+        error = stopped.error
+    else:
+        coroutine.close()
+        error = RuntimeError("a cell without await waited")  # excluded by _start
+    try:
+        raise error
+    finally:
+        del error
 
 
-async def _cell(hooks: Any, body: str, source: str, rescuer: Rescuer | None, done: Callable[[], Any] | None) -> Any:
+class _Stopped(BaseException):
+    """Carries a StopIteration of the cell's out of a coroutine, where Python would make a RuntimeError of it."""
+
+    def __init__(self, error: StopIteration) -> None:
+        self.error: BaseException = error
+
+
+def _evaluate(shell: Any, code: CodeType, carry: bool) -> Any:
+    __tracebackhide__ = True
+    if not carry:
+        return eval(code, shell.user_global_ns, shell.user_ns)
+    try:
+        return eval(code, shell.user_global_ns, shell.user_ns)
+    except StopIteration as error:
+        raise _Stopped(error) from None
+
+
+def _whole(error: BaseException) -> BaseException:
+    return error.error if isinstance(error, _Stopped) else error
+
+
+async def _cell(
+    hooks: Any, body: str, translated: Translated, rescuer: Rescuer | None, done: Callable[[], Any] | None
+) -> Any:
     __tracebackhide__ = True
     value = None
-    cell = Body(hooks.shell, body, source, hooks.raw, hooks.number)
-    stored = hooks.stored
+    cell = Body(hooks.shell, body, translated.source, hooks.raw, hooks.number, magic=hooks.name)
+    stored, carry = hooks.stored, not translated.awaits
     try:
         for statement in cell.statements():
             if rescuer is None:
-                result = eval(statement.code, hooks.shell.user_global_ns, hooks.shell.user_ns)
+                result = _evaluate(hooks.shell, statement.code, carry)
                 if statement.step.awaits:
                     result = await result
             else:
-                result = await _guarded(hooks, statement, rescuer)
+                result = await _guarded(hooks, statement, rescuer, carry)
             if statement.shown:
                 value = result
             del result  # of a statement that is done; `value` is what the cell is worth
     except BaseException as error:
-        hooks.show.expect(error, _ask(done, None) if done is not None else None)
+        if done is not None:
+            hooks.show.expect(_whole(error), _ask(done, None))
+        elif rescuer is None:
+            hooks.show.expect(_whole(error))
         raise
     if rescuer is not None:
         _ask(rescuer.finished, None)
@@ -107,7 +141,7 @@ async def _cell(hooks: Any, body: str, source: str, rescuer: Rescuer | None, don
     return None if stored and cell.silenced else value
 
 
-async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer) -> Any:
+async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer, carry: bool) -> Any:
     """The value of one statement, repeated as often as the rescuer makes room for it."""
     __tracebackhide__ = True
     shell, step = hooks.shell, statement.step
@@ -118,15 +152,18 @@ async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer) -> Any:
         _ask(rescuer.before, None, step, namespace)
         try:
             with _Around(rescuer, step):
-                result = eval(statement.code, shell.user_global_ns, namespace)
+                result = _evaluate(shell, statement.code, carry)
                 if step.awaits:
                     result = await result
                 return result
         except BaseException as error:
             result = None
-            if not _ask(rescuer.noticed, False, error, step):
-                hooks.show.expect(error, _ask(rescuer.gave_up, None, error, step))
+            whole = _whole(error)
+            if not _ask(rescuer.noticed, False, whole, step):
+                hooks.show.expect(whole, _ask(rescuer.gave_up, None, whole, step))
+                del whole
                 raise
+            del whole
             failure = Failure(error, shell)
             first = first or failure
             del failure
