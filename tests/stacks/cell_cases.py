@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a cell on one line is easier to read
 """Cells that people write, each to be run plain and guarded."""
 
 from __future__ import annotations

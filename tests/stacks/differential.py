@@ -164,8 +164,8 @@ def _tests_state(n):
     ip = get_ipython()
     raw = ip.history_manager.input_hist_raw
     return {
-        "Out": {k - n: repr(v) for k, v in ip.user_ns["Out"].items() if k >= n},
-        "_": repr(ip.user_ns.get("_"))[:80] if n in ip.user_ns["Out"] else "",
+        "Out": {k - n: type(v).__name__ if type(v).__name__ == "R" else repr(v) for k, v in ip.user_ns["Out"].items() if k >= n},
+        "_": ip.user_ns.get("_") is ip.user_ns["Out"].get(n),
         "count": ip.execution_count - n,
         "raw": [t.split(chr(10), 1)[-1] for t in raw[n:]],
         "parsed": len(ip.history_manager.input_hist_parsed) - n,
