@@ -63,9 +63,10 @@ class Kernel:
         argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self.manager._kernel_spec = KernelSpec(argv=argv, display_name="tests", language="python")
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "cells")])
-        env = {**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(folder / "ipython"), "MPLBACKEND": ""}
-        env.pop("MPLBACKEND")
-        env.update(PYTHONWARNINGS="always", PYDEVD_DISABLE_FILE_VALIDATION="1", TERM="dumb")
+        env = {**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(folder / "ipython"), "TERM": "dumb"}
+        env.pop("MPLBACKEND", None)  # the kernel chooses inline
+        env["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+        env["PYTHONWARNINGS"] = "ignore::DeprecationWarning,always::UserWarning"  # else shown for the first run only
         self.manager.start_kernel(env=env, cwd=str(folder))
         self.client = self.manager.client()
         self.client.start_channels()
@@ -163,9 +164,10 @@ _RESET = """
 def _tests_state(n):
     ip = get_ipython()
     raw = ip.history_manager.input_hist_raw
+    Out = ip.user_ns["Out"]
     return {
-        "Out": {k - n: type(v).__name__ if type(v).__name__ == "R" else repr(v) for k, v in ip.user_ns["Out"].items() if k >= n},
-        "_": ip.user_ns.get("_") is ip.user_ns["Out"].get(n),
+        "Out": {k - n: type(v).__name__ if type(v).__name__ == "R" else repr(v) for k, v in Out.items() if k >= n},
+        "_": n in Out and ip.user_ns.get("_") is Out[n],
         "count": ip.execution_count - n,
         "raw": [t.split(chr(10), 1)[-1] for t in raw[n:]],
         "parsed": len(ip.history_manager.input_hist_parsed) - n,
@@ -175,6 +177,8 @@ def _tests_state(n):
 for _name in [k for k in get_ipython().user_ns_hidden.__class__(get_ipython().user_ns) if not k.startswith("_")]:
     if _name not in ("In", "Out", "get_ipython", "exit", "quit", "open", "sys", "os", "time", "OutOfMemoryError"):
         get_ipython().user_ns.pop(_name, None)
+for _n in [k for k in get_ipython().user_ns["Out"] if k >= get_ipython().execution_count]:
+    del get_ipython().user_ns["Out"][_n]  # IPython 8 keeps what cells outside the history show under the next number
 for _name in ("last_type", "last_value", "last_traceback", "last_exc"):
     if hasattr(sys, _name):
         delattr(sys, _name)
