@@ -58,9 +58,13 @@ class RealMachine:
         return probe(full=full)
 
     def facts(self, full: bool = False) -> Facts:
+        from .devices.nvml import Nvml
         from .doctor.gather import gather
 
-        return gather(self.startup(full=full), self.devices().read())
+        reading = self.devices().read()
+        if not reading.status.ok:
+            reading = Nvml().read()  # an old failure is kept for a while: the doctor asks anew
+        return gather(self.startup(full=full), reading)
 
 
 _machine: Machine = RealMachine()

@@ -94,6 +94,36 @@ def test_nvml_that_fails_is_told_beside_cuda(driver, fake_nvml, code, name):
     assert found["failed_checks"] == []
 
 
+def test_case_18_with_the_driver_libraries_and_the_files_of_a_wsl_machine(driver, fake_nvml, tmp_path):
+    """Four cards by NVML, cuInit 2 by libcuda, WSL by its kernel: fewer cards in the mask, no talk of video memory."""
+    from cuda_magic.devices.nvml import Nvml
+    from cuda_magic.doctor.gather import gather
+    from cuda_magic.doctor.startup import probe
+
+    for i in range(4):
+        fake_nvml.device(i)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/version").write_text("Linux version 6.6.87.2-microsoft-standard-WSL2")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    facts = gather(probe(environment=driver(FAKE_CUINIT=2)), Nvml().read(), tmp_path, {})
+    found = diagnose(dataclasses.replace(facts, torch=None))
+    assert found.findings[0].id == "wsl.many-gpus"
+    assert "CUDA_VISIBLE_DEVICES=0,1,2" in found.findings[0].do
+    assert found.answers[0].devices == 4
+
+
+def test_nvml_12_beside_a_cuda_that_starts(driver):
+    """libnvidia-ml is missing, libcuda works: said as a warning, not as the end of CUDA."""
+    env = driver()
+    env["LD_LIBRARY_PATH"] = env["LD_LIBRARY_PATH"].split(":")[0]
+    _, found = command(env)
+    answers = [a["code"] for a in found["answers"]]
+    if answers[0] == 12:  # else this machine has an NVML of its own
+        assert answers[1] == 0
+        assert "nvml.fails" in {one["id"] for one in (*found["findings"], *found["explained"])}
+
+
 def test_an_address_space_limit_is_seen_in_the_process_itself(driver, fake_nvml):
     """ulimit -v of the shell that starts the command is what the finding names."""
     fake_nvml.device(0)

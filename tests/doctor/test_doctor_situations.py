@@ -111,7 +111,7 @@ ROWS = [
     Row("control_group", lambda: with_(failing(2), host={"cgroup_limit": 4 * GIB, "cgroup_used": 4 * GIB - 1}), "host.cgroup-memory", 2, ("resources.limits.memory",)),
     Row("little_memory", lambda: with_(failing(2, healthy(8)), host={"memory_available": GIB}), "host.memory", 2),
     Row("overcommit", lambda: with_(failing(2), host={"overcommit": 2, "commit_limit": 8 * GIB, "committed": 7 * GIB}), "host.overcommit", 2, ("sysctl",)),
-    Row("out_of_memory_alone", lambda: failing(2), "startup.out-of-memory", 2, ("nothing about video memory",)),
+    Row("out_of_memory_alone", lambda: failing(2), "startup.out-of-memory", 2, ("nothing about video memory", "address space unlimited, locked memory 8.00 MiB")),
     Row("case_18_wsl_four_cards", lambda: wsl(failing(2, healthy(4))), "wsl.many-gpus", 2, ("CUDA_VISIBLE_DEVICES=0,1,2", "not for video memory", "does not repair"), ("batch size",), ("startup.disagreement",)),
     # -- every other code of cuInit
     Row("code_3", lambda: failing(3), "startup.not-initialized", 2),
@@ -143,6 +143,7 @@ ROWS = [
     Row("no_device_nodes", lambda: nvml(with_(failing(100), driver={"nodes": ()}), 999), "driver.no-nodes", 2),
     Row("closed_nodes", lambda: with_(failing(100), driver={"closed_nodes": ("/dev/nvidia0",)}), "driver.closed-nodes", 2, ("/dev/nvidia0",)),
     # -- containers and WSL
+    Row("container_started_without_gpus", lambda: docker(nvml(with_(replace(healthy(), startup=MISSING), driver={"nodes": (), "libraries": ()}), 12)), "driver.no-nodes", 2, ("--gpus all",)),
     Row("case_25_lost_in_container", SITUATIONS["lost-in-container"].make, "container.lost-gpu", 2, ("create the container anew",), explained=("nvml.fails",)),
     Row("no_compute_capability", lambda: docker(env(replace(healthy(), startup=MISSING), NVIDIA_DRIVER_CAPABILITIES="utility")), "container.capabilities", 2, ("compute,utility",)),
     Row("container_without_card", lambda: docker(env(bare(module=True, module_version="580.65.06"), NVIDIA_VISIBLE_DEVICES="void")), "container.no-gpu", 2, ("--gpus all",)),

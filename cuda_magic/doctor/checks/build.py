@@ -17,8 +17,7 @@ def cpu_only(facts: Facts) -> Finding | None:
         return None
     here = hardware(facts)
     do = (
-        "Install a build for CUDA in its place, then restart the kernel:\n"
-        "%pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu128\n" + PICK
+        f"Install a build for CUDA in its place, then restart the kernel:\n{_install(facts.startup.driver_api)}\n{PICK}"
     )
     return Finding(
         ERROR if here else INFO,
@@ -62,16 +61,18 @@ def too_old(facts: Facts) -> Finding | None:
         f"torch {facts.torch.version} is built for CUDA {facts.torch.cuda}; the driver"
         f"{f' {version}' if version else ''} supports up to CUDA {facts.startup.driver_cuda}.",
         f"The driver is too old for this build.{minimum}",
-        "Either the administrator updates the driver, or install a build for an older CUDA:\n"
-        f"%pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{_older(api)}\n{PICK}",
+        f"Either the administrator updates the driver, or install a build for an older CUDA:\n{_install(api)}\n{PICK}",
         row.source if row else "cuDriverGetVersion",
         unusable=True,
     )
 
 
-def _older(api: int) -> str:
-    """An index of wheels for a driver: builds of one major version run on every driver of that version."""
-    return "cu126" if api // 1000 >= 12 else "cu118"
+def _install(api: int | None) -> str:
+    """The line that installs a build for a driver: builds of one major version run on every driver of that version."""
+    builds = {13: "cu130", 12: "cu126", 11: "cu118"}
+    index = builds.get(min(api // 1000, max(builds))) if api is not None else None
+    where = f" --index-url https://download.pytorch.org/whl/{index}" if index else ""
+    return f"%pip install --force-reinstall torch{where}"
 
 
 def minor(facts: Facts) -> Finding | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...render.units import bytes_text
 from ..codes import CUDA, cuda_name, nvml_name
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
@@ -103,8 +104,22 @@ ELSEWHERE = (0, 34, 802, 803, 804, 999)
 
 def _seen(facts: Facts) -> str:
     code = facts.startup.code
+    limits = f" {_limits(facts)}" if code == 2 else ""
     beside = f" NVML reads {cards(facts)} without trouble." if facts.nvml.status.ok and gpus(facts) else ""
-    return f"cuInit answers {code}, {facts.startup.error or cuda_name(code)}.{beside}"
+    return f"cuInit answers {code}, {facts.startup.error or cuda_name(code)}.{beside}{limits}"
+
+
+def _limits(facts: Facts) -> str:
+    """The limits that code 2 may speak of, for the reader to compare."""
+    h = facts.host
+
+    def limit(value: int | None) -> str:
+        return "unlimited" if value is None else bytes_text(value)
+
+    return (
+        f"Limits here: address space {limit(h.address_space)}, locked memory {limit(h.locked_memory)}, control group"
+        f" {limit(h.cgroup_limit)}; free host memory {bytes_text(h.memory_available)}."
+    )
 
 
 def _judge(row: Row) -> Callable[[Facts], Finding | None]:
