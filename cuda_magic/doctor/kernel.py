@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from ..environment.allocator_grammar import read
+from ..environment.release import installed
 from ..environment.state import Moment, device_count, now
 from ..memory.torch.state import in_bad_fork
 from .facts import Allocator, Kernel
@@ -24,4 +26,13 @@ def kernel_state() -> Kernel:
 
 def allocator_verdict(env: Mapping[str, str]) -> Allocator | None:
     """What is wrong with the allocator configuration that torch would read; None where it is fine or not set."""
-    return None
+    # torch takes the first of the two names that is set, even where it is empty; 2.9 knows the first only
+    torch = installed()
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")[: 1 if torch.release < (2, 10) else 2]
+    name = next((one for one in names if one in env), None)
+    if name is None or not env[name]:
+        return None
+    reading = read(env[name], torch.release, cuda=not torch.cpu_only)
+    if not reading.refused and not reading.notes:
+        return None
+    return Allocator(name, env[name], reading.refused or " ".join(reading.notes), refused=bool(reading.refused))

@@ -231,6 +231,29 @@ def test_the_practice_gpu_is_healthy_on_every_host():
         use(None)
 
 
+@pytest.mark.parametrize(
+    ("variables", "refused", "says"),
+    [
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:10"}, True, "20"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb"}, True, ""),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}, None, ""),
+        ({"PYTORCH_CUDA_ALLOC_CONF": ""}, None, ""),
+        ({}, None, ""),
+    ],
+)
+def test_the_allocator_configuration_is_judged_before_torch_reads_it(variables, refused, says):
+    """By the grammar of the environment room: refused where torch would raise, nothing where it is fine."""
+    from cuda_magic.doctor.kernel import allocator_verdict
+
+    verdict = allocator_verdict(variables)
+    if refused is None:
+        assert verdict is None
+    else:
+        assert verdict is not None
+        assert verdict.refused is refused
+        assert says in verdict.problem
+
+
 # -- safe to paste
 def test_private_text_is_taken_out(monkeypatch):
     """Home folders, user names, tokens and logins in addresses go; ordinary words stay."""

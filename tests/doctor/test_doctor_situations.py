@@ -150,11 +150,11 @@ ROWS = [
     Row("wsl_without_bridge", lambda: nvml(with_(wsl(replace(healthy(), startup=MISSING)), driver={"nodes": ()}), 12), "wsl.no-gpu", 2, ("in Windows",)),
     Row("wsl_linux_driver", lambda: with_(wsl(failing(100)), driver={"libraries": (Library("libcuda", "/usr/lib64/libcuda.so.535.1", "535.1"),)}), "wsl.linux-driver", 2),
     # -- visible devices
-    Row("case_13_index_that_no_card_has", lambda: env(failing(100, healthy(2)), CUDA_VISIBLE_DEVICES="2"), "visible.all-hidden", 2, ("no card 2", "0 to 1"), explained=("startup.no-device",)),
+    Row("case_13_index_that_no_card_has", lambda: env(failing(100, healthy(2)), CUDA_VISIBLE_DEVICES="2"), "visible.all-hidden", 2, ("no GPU 2", "GPUs 0..1"), explained=("startup.no-device",)),
     Row("hidden_on_purpose", lambda: env(failing(100), CUDA_VISIBLE_DEVICES=""), "visible.all-hidden", 2, ("legal", "WARNING:"), ("ERROR:",)),
-    Row("quotes_in_the_mask", lambda: env(failing(100), CUDA_VISIBLE_DEVICES='"0"'), "visible.all-hidden", 2, ("Quotes",)),
+    Row("quotes_in_the_mask", lambda: env(failing(100), CUDA_VISIBLE_DEVICES='"0"'), "visible.all-hidden", 2, ("quotes",)),
     Row("duplicate_in_the_mask", lambda: env(failing(100), CUDA_VISIBLE_DEVICES="0,0"), "visible.all-hidden", 2, ("twice",)),
-    Row("fewer_than_named", lambda: env(count(healthy(4), 1), CUDA_VISIBLE_DEVICES="0,9,1"), "visible.fewer-than-named", 1, ("no card 9",)),
+    Row("fewer_than_named", lambda: env(count(healthy(4), 1), CUDA_VISIBLE_DEVICES="0,9,1"), "visible.fewer-than-named", 1, ("no GPU 9",)),
     Row("changed_after_start", lambda: replace(count(healthy(2), 1), kernel=Kernel(True, True, 2)), "visible.changed-after-start", 1, ("--restart",)),
     Row("case_15_two_models", mixed, "visible.numbering", 1, ("PCI_BUS_ID",)),
     Row("case_15_two_models_ordered", lambda: env(mixed(), CUDA_DEVICE_ORDER="PCI_BUS_ID"), "", 0),
@@ -176,6 +176,7 @@ ROWS = [
     # -- this process
     Row("case_33_forked_after_start", lambda: replace(healthy(), kernel=Kernel(True, bad_fork=True)), "kernel.forked-after-start", 2, ("spawn", "safe to fork: no")),
     Row("bad_allocator", lambda: replace(healthy(), allocator=Allocator("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMalloc", "No such backend.")), "allocator.refused", 2, ("first CUDA allocation raises",)),
+    Row("bad_allocator_and_no_torch", lambda: replace(healthy(), torch=None, allocator=Allocator("PYTORCH_CUDA_ALLOC_CONF", "x", "No.")), "torch.none", 0),
     Row("questionable_allocator", lambda: replace(healthy(), allocator=Allocator("PYTORCH_CUDA_ALLOC_CONF", "x", "Has no effect.", False)), "allocator.refused", 1),
     Row("two_allocator_names", lambda: env(healthy(), PYTORCH_CUDA_ALLOC_CONF="", PYTORCH_ALLOC_CONF="expandable_segments:True"), "allocator.two-names", 1),
     Row("case_31_two_pynvml", lambda: replace(healthy(), packages=(Package("nvidia-ml-py", "12.560", True), Package("pynvml", "11.4.1", True)), pynvml_file="pynvml/__init__.py"), "packages.two-pynvml", 1, ("pynvml 11.4.1", "nvidia-ml-py 12.560", "force-reinstall")),
@@ -183,6 +184,7 @@ ROWS = [
     Row("deprecated_pynvml", lambda: replace(healthy(), packages=(Package("nvidia-ml-py", "13.0", True), Package("pynvml", "13.0", False))), "packages.deprecated-pynvml", 0),
     # -- the cards
     Row("full_card", SITUATIONS["full-card"].make, "devices.full", 2, ("3.00 MiB", "4000")),
+    Row("full_card_that_is_not_visible", lambda: env(with_(healthy(2), nvml={"devices": (replace(healthy().nvml.devices[0], memory=Memory(80 * GIB, 80 * GIB, 0, 0), processes=(Process(7, 80 * GIB),)), healthy(2).nvml.devices[1])}), CUDA_VISIBLE_DEVICES="1"), "", 0),
     Row("one_of_two_full", lambda: with_(healthy(2), nvml={"devices": (replace(healthy().nvml.devices[0], memory=Memory(80 * GIB, 80 * GIB, 0, 0), processes=(Process(7, 80 * GIB),)), healthy(2).nvml.devices[1])}), "devices.full", 1, ("GPU 1 has 79.00 GiB",)),
     Row("memory_of_nobody", lambda: cards(healthy(), memory=Memory(80 * GIB, 30 * GIB, 50 * GIB, 0)), "devices.memory-of-nobody", 1, ("29.00 GiB", "fuser")),
     Row("case_60_processes_outside", lambda: docker(cards(healthy(), processes=(), memory=Memory(80 * GIB, 30 * GIB, 50 * GIB, 0))), "devices.memory-of-nobody", 1, ("outside this container",)),

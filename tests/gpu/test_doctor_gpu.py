@@ -101,7 +101,7 @@ def test_a_hidden_card_is_named():
     assert found["findings"][0]["severity"] == "warning"
     code, found, _ = command(CUDA_VISIBLE_DEVICES="97")
     assert (code, found["findings"][0]["id"]) == (2, "visible.all-hidden")
-    assert "no card 97" in found["findings"][0]["means"]
+    assert "no GPU 97" in found["findings"][0]["means"]
 
 
 HOLD = """

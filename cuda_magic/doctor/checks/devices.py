@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...environment.visible import resolve
 from ...render.units import bytes_text
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
@@ -65,7 +66,10 @@ def lost(facts: Facts) -> Finding | None:
 
 def full(facts: Facts) -> Finding | None:
     """No room for a context on any card."""
-    cards = [d for d in facts.nvml.devices if d.memory.free is not None and not d.memory.unified]
+    # where the mask cannot be resolved (MIG) every card counts
+    visible = resolve(facts.environment.get("CUDA_VISIBLE_DEVICES"), facts.nvml.devices).devices
+    seen = facts.nvml.devices if visible is None else visible
+    cards = [d for d in seen if d.memory.free is not None and not d.memory.unified]
     tight = [d for d in cards if d.memory.free is not None and d.memory.free < CONTEXT]
     if not tight or facts.kernel.cuda_started or not facts.startup.ok:
         return None

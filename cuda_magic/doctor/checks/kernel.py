@@ -38,8 +38,8 @@ def fork(facts: Facts) -> Finding | None:
 def allocator(facts: Facts) -> Finding | None:
     """An allocator configuration that torch refuses or partly ignores."""
     verdict = facts.allocator
-    if verdict is None or not verdict.problem:
-        return None
+    if verdict is None or not verdict.problem or facts.torch is None or not facts.torch.cuda:
+        return None  # a torch without CUDA makes no CUDA allocation
     if not verdict.refused:
         return Finding(
             WARNING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...environment.visible import resolve
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
 from .common import NO_START, failed, gpus, plural
@@ -14,20 +15,11 @@ def _entries(value: str) -> list[str]:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
-def _fault(value: str, count: int) -> str:
-    """Why `value` hides cards, in one sentence; `count` is what NVML counts."""
-    entries = _entries(value)
-    have = f"The cards here are 0 to {count - 1}." if count > 1 else "The only card here is 0." if count else ""
-    if any(quote in value for quote in "\"'"):
-        return "Quotes are part of the value, and CUDA reads that as no device."
-    if len(set(entries)) < len(entries):
-        return "A device is named twice, and CUDA reads that as no device."
-    for entry in entries:
-        if entry.isdigit() and int(entry) >= count:
-            return f"There is no card {entry}. {have}".strip()
-        if not entry.isdigit() and not entry.startswith(("GPU-", "MIG-")):
-            return f"{entry} names no card: a number, or a UUID that begins with GPU- or MIG-. {have}".strip()
-    return f"No card here goes by that name. {have}".strip()
+def _lost(value: str, facts: Facts) -> str:
+    """What of `value` has no effect, in one sentence."""
+    lost = resolve(value, facts.nvml.devices if facts.nvml.status.ok else None).lost
+    text = "; ".join(lost) or "no card here goes by that name"
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def all_hidden(facts: Facts) -> Finding | None:
@@ -43,7 +35,7 @@ def all_hidden(facts: Facts) -> Finding | None:
     return Finding(
         WARNING if meant else ERROR,
         f"{MASK}={shown} hides every GPU" + (f" of the {gpus(facts)} here." if gpus(facts) > 1 else "."),
-        "An empty value and -1 are the legal ways to say: no GPU." if meant else _fault(value, gpus(facts)),
+        "An empty value and -1 are the legal ways to say: no GPU." if meant else _lost(value, facts),
         f"If that is not meant:\n%cuda_env --unset {MASK}\nA kernel in which CUDA has been asked for needs a restart.",
         GUIDE,
         unusable=True,
@@ -102,7 +94,7 @@ def fewer(facts: Facts) -> Finding | None:
     return Finding(
         WARNING,
         f"{MASK}={value} names {plural(len(asked), 'device')}, and CUDA sees {seen}.",
-        f"CUDA stops reading at the first entry that it cannot use, without a word. {_fault(value, gpus(facts))}",
+        f"CUDA stops reading at the first entry that it cannot use, without a word. {_lost(value, facts)}",
         "$ nvidia-smi -L\n%cuda_env CUDA_VISIBLE_DEVICES=0",
         GUIDE,
     )
