@@ -144,11 +144,11 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
     Variable(
         "TORCH_SHOW_CPP_STACKTRACES",
         "1 shows the C++ stack in errors.",
-        "use",
+        "import",
         one_of("0", "1"),
         ("1",),
         "0 or 1",
-        first_use="the first C++ error",
+        source="measured: importing torch already meets an error inside",
     ),
     Variable(
         "TORCH_USE_CUDA_DSA",
