@@ -176,37 +176,53 @@ def _detail(name: str, path: str, count: int) -> str:
 
 
 def _unreached(table: _Table, counted: set[tuple[int, int]]) -> list[Holder]:
-    sums: dict[tuple[str, int], int] = {}
+    left = []
     for tensor in table.alive:
-        where, key, nbytes = table.of[id(tensor)]
+        where, key, _ = table.of[id(tensor)]
         if (where, key) not in counted:
             counted.add((where, key))
-            slot = (_referrer(tensor, table), where)
-            sums[slot] = sums.get(slot, 0) + nbytes
+            left.append(tensor)
+    names = _holding_types(left, table)
+    sums: dict[tuple[str, int], int] = {}
+    for tensor in left:
+        where, _, nbytes = table.of[id(tensor)]
+        slot = (names.get(id(tensor), "unknown"), where)
+        sums[slot] = sums.get(slot, 0) + nbytes
     return [
         Holder("unreached", name, nbytes, where, "reached by no variable: a reference cycle, or held by a library")
         for (name, where), nbytes in sums.items()
     ]
 
 
-def _referrer(tensor: Any, table: _Table) -> str:
-    """Name of the type that holds `tensor`: its instance if an instance's fields do."""
-    for holder in gc.get_referrers(tensor):
-        if holder is table.alive or isinstance(holder, (FrameType, ModuleType)):
+def _holding_types(tensors: list[Any], table: _Table) -> dict[int, str]:
+    """{id(tensor): name of the type that holds it}, of an instance if an instance's fields do.
+
+    Each ``gc.get_referrers`` walks the whole heap, so all tensors are asked for at once: two walks, not one a tensor.
+    """
+    wanted = {id(tensor) for tensor in tensors}
+    names: dict[int, str] = {}
+    fields: dict[int, tuple[dict[Any, Any], list[int]]] = {}
+    for holder in gc.get_referrers(*tensors):
+        if holder is table.alive or holder is tensors or isinstance(holder, (FrameType, ModuleType)):
             continue
+        held = [id(part) for part in gc.get_referents(holder) if id(part) in wanted]
         if type(holder) is dict:
-            for outer in gc.get_referrers(holder):
-                if getattr(outer, "__dict__", None) is holder:
-                    return type(outer).__name__
-        return type(holder).__name__
-    return "unknown"
+            fields[id(holder)] = (holder, held)
+        for one in held:
+            names.setdefault(one, type(holder).__name__)
+    for outer in gc.get_referrers(*(holder for holder, _ in fields.values())) if fields else ():
+        owned = fields.get(id(getattr(outer, "__dict__", None)))
+        for one in owned[1] if owned else ():
+            names[one] = type(outer).__name__
+    return names
 
 
 def owner_types(allocator: Allocator, device: int) -> dict[tuple[int, int], tuple[str, int]]:
     """{(device, storage): (type that holds it, bytes)}: compared before and after a collection it names the cycles."""
     table = _Table(allocator, device)
+    names = _holding_types(table.alive, table)
     found = {}
     for tensor in table.alive:
         where, key, nbytes = table.of[id(tensor)]
-        found[(where, key)] = (_referrer(tensor, table), nbytes)
+        found[(where, key)] = (names.get(id(tensor), "unknown"), nbytes)
     return found
