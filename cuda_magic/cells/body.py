@@ -77,7 +77,9 @@ class Body:
         self.source = source
         above = [f"%%{magic}"]
         if raw is not None and raw.rstrip("\n").endswith(body.rstrip("\n")):
-            above = raw.rstrip("\n")[: -len(body.rstrip("\n")) or None].split("\n")[:-1] or above
+            whole, part = raw.rstrip("\n"), body.rstrip("\n")
+            # %cuda_guard --all: the cell has no line of the magic's, and nothing stands above
+            above = whole[: len(whole) - len(part)].split("\n")[:-1] if len(whole) != len(part) else []
         else:
             raw = None
         for text in body.splitlines():  # transform_cell drops leading blank lines

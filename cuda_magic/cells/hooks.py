@@ -43,6 +43,8 @@ class Hooks:
         """Whether the magic that is being called will be awaited."""
         self.name = self.names[0]
         """The cell magic called last."""
+        self.translating = False
+        """Whether a body below one of our magics is being translated."""
         self._last: tuple[str, Translated] | None = None
 
     @property
@@ -54,7 +56,11 @@ class Hooks:
     def translate(self, body: str) -> Translated:
         """`body` as Python; kept, since the transformer and the magic both ask for the same one."""
         if self._last is None or self._last[0] != body:
-            self._last = body, translate(self.shell, body)
+            before, self.translating = self.translating, True
+            try:
+                self._last = body, translate(self.shell, body)
+            finally:
+                self.translating = before
         return self._last[1]
 
     def install(self) -> None:
@@ -94,10 +100,13 @@ class Hooks:
 
     def _transform(self, lines: list[str]) -> list[str]:
         """Put an await before a call of ours. It must never raise: an error here would break every cell."""
+        before, self.translating = self.translating, True
         try:
             return self._transformed(lines)
         except Exception:  # noqa: BLE001 - see above
             return lines
+        finally:
+            self.translating = before
 
     def _transformed(self, lines: list[str]) -> list[str]:
         if len(lines) != 1 or not lines[0].startswith("get_ipython().run_cell_magic("):

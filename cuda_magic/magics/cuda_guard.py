@@ -8,6 +8,7 @@ from ..errors import UserError, nearest
 from .options import Option, Spec
 
 if TYPE_CHECKING:
+    from ..cells.everywhere import Everywhere
     from ..rescue.options import GuardOptions
     from ..rescue.report import Report
 
@@ -58,6 +59,7 @@ SPEC = Spec(
 )
 
 _last: list[Report] = []
+_everywhere: list[Everywhere] = []
 
 
 def _words(line: str) -> list[str]:
@@ -209,7 +211,14 @@ def _line(magics: Any, line: str, given: Any) -> Any:
     if given.all and given.off:
         raise UserError("cuda_guard: --all and --off contradict each other.")
     if given.all or given.off:
-        raise UserError("cuda_guard: --all is not there yet.")
+        from ..cells.everywhere import Everywhere
+
+        close_everywhere()
+        if given.all:
+            words = [word for word in _words(line) if word != "--all"]
+            _everywhere.append(Everywhere(magics.hooks, " ".join(words)))
+            _everywhere[0].install()
+        return None
     if line.strip():
         raise UserError(
             "cuda_guard: options belong on a cell's first line, %%cuda_guard; %cuda_guard shows the report."
@@ -220,5 +229,12 @@ def _line(magics: Any, line: str, given: Any) -> Any:
 
 
 def close() -> None:
-    """Forget the last report (on unloading); nothing is parked once a cell has ended."""
+    """Forget the last report and end --all (on unloading); nothing is parked once a cell has ended."""
     _last.clear()
+    close_everywhere()
+
+
+def close_everywhere() -> None:
+    """End --all."""
+    while _everywhere:
+        _everywhere.pop().remove()

@@ -112,9 +112,10 @@ class GuardRun:
         from . import checkpoint
 
         read = marks.names_read(step.node)
-        for name in self.options.checkpoint:
-            if name not in namespace or not checkpoint.uses(name, read, namespace, step.node is None):
-                continue
+        names = [name for name in self.options.checkpoint if name in namespace]
+        if not any(checkpoint.uses(name, read, namespace, not step.source) for name in names):
+            return
+        for name in names:  # all together: an optimizer reaches the model's parameters
             try:
                 self._saved += checkpoint.save([name], namespace)
                 self._kept += (name,)
