@@ -108,9 +108,8 @@ def _answer(magics: Any, options: Any, asked: str) -> Any:
 
         return once(alert)
     from .. import panel
-    from ..devices.command import once
 
-    return panel.show(magics.shell, once(alert), interval=interval, alert=alert)
+    return panel.show(magics, interval=interval, alert=alert)
 
 
 def _say(text: str) -> None:
@@ -181,7 +180,7 @@ def close_panel() -> None:
     """Stop the panel, if one was ever shown."""
     panel = sys.modules.get("cuda_magic.panel")
     if panel is not None:
-        getattr(panel, "close", panel.stop)()
+        panel.close()
 
 
 def close() -> None:

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import Any
 
-if TYPE_CHECKING:
-    from ..devices.table import MemoryTable
-
-__all__ = ["show", "stop"]
+__all__ = ["close", "show", "stop"]
 
 
-def show(shell: Any, table: MemoryTable, *, interval: float, alert: int) -> Any:
-    """Show a live panel; gives the table itself where nothing can be live (terminal, no driver, no ipywidgets).
+def show(magics: Any, *, interval: float, alert: int) -> Any:
+    """Show a live panel; gives the table itself where nothing can be live.
 
     Parameters
     ----------
-    shell
-        IPython's shell; only one with a kernel has a front end for widgets.
-    table
-        The first reading.
+    magics
+        The shell's magics; only a shell with a kernel has a front end for widgets.
     interval
         Seconds between two readings.
     alert
         Percent above which a device is named.
+
+    Returns
+    -------
+    MemoryTable or None
+        None where the panel is shown. The table in a terminal, without a driver or a card (there is nothing to
+        follow then), and without ipywidgets.
     """
-    if getattr(shell, "kernel", None) is None or not table.reading.status.ok:
+    from ..devices.command import once
+
+    table = once(alert)
+    shell = magics.shell
+    if getattr(shell, "kernel", None) is None or not table.reading.status.ok or not table.reading.devices:
+        close()
         return table
     try:
-        from .live import Panel
+        from . import live
     except ImportError:
         return table
-    return Panel.open(shell, table, interval, alert)
+    if "google.colab" in sys.modules:
+        from .manual import show as show_manual
+
+        return show_manual(table, alert)
+    live.Panel.open(shell, table, interval, alert)
+    return None
 
 
-def stop() -> None:
-    """Stop the panel, if there is one."""
-    from .live import stop as stop_panel
+def stop() -> str:
+    """Stop the panel; gives the sentence that says so."""
+    return "The panel is stopped; its last reading stays." if close() else "No panel is open."
 
-    stop_panel()
+
+def close() -> bool:
+    """End the panel, its thread and its widgets, if there is one (on unloading)."""
+    live = sys.modules.get(f"{__name__}.live")
+    return bool(live is not None and live.stop())

@@ -1,0 +1,65 @@
+"""The reading that a saved notebook keeps: an output of its own, since a page without a kernel shows no widget."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ..devices.table import MemoryTable
+from ..render import html, text
+from ..render.blocks import Text
+
+__all__ = ["HIDE", "Saved"]
+
+EVERY = 60.0
+"""Seconds between two rewrites, at least."""
+HIDE = "<style>.cuda-magic-saved{display:none}</style>"
+"""The live panel's style: while it is on the page, the saved reading is not drawn below it."""
+
+
+class Saved:
+    """One display of the last reading; `update` rewrites it at most once a minute.
+
+    Parameters
+    ----------
+    publish
+        ``shell.display_pub.publish``.
+    """
+
+    def __init__(self, publish: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._publish = publish
+        self._clock = clock
+        self._id = uuid.uuid4().hex
+        self._written = clock()
+
+    def show(self, table: MemoryTable) -> None:
+        self._publish(self._bundle(table, live=True), transient={"display_id": self._id})
+
+    def update(self, table: MemoryTable) -> bool:
+        """Rewrite, if the last time is a minute ago; says whether it was done."""
+        if self._clock() - self._written < EVERY:
+            return False
+        self._written = self._clock()
+        self._publish(self._bundle(table, live=True), transient={"display_id": self._id}, update=True)
+        return True
+
+    def close(self, table: MemoryTable) -> None:
+        """The last reading, no longer hidden by a live panel."""
+        self._publish(self._bundle(table, live=False), transient={"display_id": self._id}, update=True)
+
+    def _bundle(self, table: MemoryTable, live: bool) -> dict[str, Any]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(table.reading.time))
+        blocks = [*table.blocks(), Text(f"Read {when}." if live else f"Read {when}; the panel is stopped.")]
+        drawn = html.draw(blocks)
+        return {
+            "text/plain": text.draw(blocks),
+            "text/html": f'<div class="cuda-magic-saved">{drawn}</div>' if live else drawn,
+        }
+
+
+def still(table: MemoryTable) -> MemoryTable:
+    """`table` without its time, which alone is no change."""
+    return replace(table, reading=replace(table.reading, time=0.0))
