@@ -44,7 +44,7 @@ def values(table: MemoryTable) -> list[list[int | None]]:
     rows = []
     for i, d in enumerate(table.reading.devices):
         row = [_mib(d.memory.used), d.utilization, d.temperature, None if d.power is None else round(d.power)]
-        if i < len(splits):
+        if i < len(splits) and d.memory.used is not None:
             row += [_mib(getattr(splits[i], field)) for field in FIELDS]
         while len(row) > 4 and not row[-1]:
             row.pop()
