@@ -8,10 +8,10 @@ import time
 
 import ipywidgets
 import pytest
-from cuda_magic.machine import use
 from fakes.moving import GIB, Moving
 
 from cuda_magic import panel
+from cuda_magic.machine import use
 from cuda_magic.panel import live, wire
 from cuda_magic.panel.watchers import Watchers
 
