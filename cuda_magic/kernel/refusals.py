@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import posix
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +25,7 @@ _MENU = "Restart from the menu instead, and set the variables in the first cell,
 _CELL = "Call it in a cell of its own in the notebook."
 _SHELL = "Leave it, set the variables (`%cuda_env --export shell` prints them) and start it again."
 _TRIAL_SECONDS = 60
+_STARTED = "cuda_magic: started"
 
 # Private or undocumented names that the restart uses, as owner and attribute. Seen in ipykernel 6.17.1, 6.29.5, 6.31.0,
 # 7.0.1, 7.1.0 and 7.4.0; in a release that lacks one the restart is refused and nothing is tried.
@@ -162,18 +166,46 @@ def _sockets_elsewhere(shell: Any) -> str | None:
 
 
 def _starts(shell: Any) -> str | None:
-    command = [sys.executable, *python_flags(), "-c", f"import ipykernel.kernelapp, {RESUME}"]
-    cwd = shell.starting_dir if os.path.isdir(shell.starting_dir) else "/"  # noqa: PTH112 (a plain str)
-    try:
-        subprocess.run(command, cwd=cwd, check=True, capture_output=True, timeout=_TRIAL_SECONDS)
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").strip().splitlines()
-        said = lines[-1] if lines else f"exit code {error.returncode}"
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:  # ValueError: a NUL in the environment
-        said = str(error)
-    else:
+    cwd = shell.starting_dir if Path(shell.starting_dir).is_dir() else "/"
+    said = _trial(f"import os; os.chdir({cwd!r}); import ipykernel.kernelapp, {RESUME}; print({_STARTED!r})")
+    if said == _STARTED:
         return None
     return f"Python does not start in this environment ({said}). `%cuda_env --undo` takes the last change back."
+
+
+def _trial(code: str) -> str:
+    """The last line that a Python in this environment writes for `code`.
+
+    Not through subprocess or os: debugpy patches those, and its child waits for a debugger (seen with ipykernel 7.4).
+    """
+    fd = os.memfd_create("cuda_magic")
+    streams = (
+        (posix.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (posix.POSIX_SPAWN_DUP2, fd, 1),
+        (posix.POSIX_SPAWN_DUP2, fd, 2),
+    )
+    with os.fdopen(fd, "rb") as output:
+        try:
+            command = [sys.executable, *python_flags(), "-c", code]
+            child = posix.posix_spawn(sys.executable, command, os.environ, file_actions=streams)
+        except OSError as error:
+            return str(error)
+        ended, end = False, time.monotonic() + _TRIAL_SECONDS
+        try:
+            while not ended and time.monotonic() < end:
+                time.sleep(0.01)
+                ended = os.waitpid(child, os.WNOHANG)[0] == child
+        except ChildProcessError:  # SIGCHLD is ignored: the system has taken the exit code
+            ended = True
+        finally:  # also after an interrupt
+            if not ended:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+        output.seek(0)
+        lines = output.read().decode(errors="replace").strip().splitlines()
+    if not ended:
+        return f"no answer in {_TRIAL_SECONDS} s"
+    return lines[-1] if lines else "it said nothing"
 
 
 _ROWS: tuple[Callable[[Any], str | None], ...] = (

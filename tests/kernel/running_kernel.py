@@ -73,21 +73,25 @@ class RunningKernel:
         return list(ran.values())
 
     def _read(self, ran: dict[str, Ran]) -> None:
-        for get in (self.client.get_iopub_msg, self.client.get_shell_msg):
-            try:
-                message: dict[str, Any] = get(timeout=0.02)
-            except queue.Empty:
-                continue
-            one, content = ran.get(message["parent_header"].get("msg_id", "")), message["content"]
-            if one is None:
-                continue
-            match message["msg_type"]:
-                case "status":
-                    one.states.append(content["execution_state"])
-                case "stream":
-                    one.text += content["text"]
-                case "error":
-                    one.error = f"{content['ename']}: {content['evalue']}"
-                case "execute_reply":
-                    assert not one.status, "two replies to one cell"
-                    one.status = content["status"]
+        for get, wait in ((self.client.get_iopub_msg, 0.02), (self.client.get_shell_msg, 0.001)):
+            while True:
+                try:
+                    message: dict[str, Any] = get(timeout=wait)
+                except queue.Empty:
+                    break
+                self._take(ran.get(message["parent_header"].get("msg_id", "")), message)
+
+    def _take(self, one: Ran | None, message: dict[str, Any]) -> None:
+        if one is None:
+            return
+        content = message["content"]
+        match message["msg_type"]:
+            case "status":
+                one.states.append(content["execution_state"])
+            case "stream":
+                one.text += content["text"]
+            case "error":
+                one.error = f"{content['ename']}: {content['evalue']}"
+            case "execute_reply":
+                assert not one.status, "two replies to one cell"
+                one.status = content["status"]

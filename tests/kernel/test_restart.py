@@ -165,3 +165,16 @@ def test_launcher_that_dies_takes_the_new_kernel_along():
     while os.path.exists(f"/proc/{pid}") and time.monotonic() < end:
         time.sleep(0.1)
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_debugger_that_is_on_does_not_hold_it_up(kernel):
+    """debugpy takes hold of every child and every execve of its process; the restart goes past it."""
+    pytest.importorskip("debugpy")
+    client, session = kernel.client, kernel.client.session
+    for number, command in enumerate(("initialize", "attach"), 1):
+        arguments = {"clientID": "test", "adapterID": "", "pathFormat": "path"} if number == 1 else {}
+        content = {"type": "request", "seq": number, "command": command, "arguments": arguments}
+        client.control_channel.send(session.msg("debug_request", content))
+        assert client.get_control_msg(timeout=20)["content"]["success"]
+    assert kernel.restart_cell("debugged").status == "ok"
+    assert kernel.run("import os; print(os.environ['FOO'])").text == "debugged\n"
