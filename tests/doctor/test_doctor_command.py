@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from fakes.build import build, compiler
@@ -191,6 +192,14 @@ def test_every_id_is_documented():
     assert documented == {check.id for check in CHECKS}
 
 
+def test_the_sample_in_the_documentation_is_real():
+    """docs/doctor.md shows what the doctor says of the address-space limit, word by word."""
+    from pathlib import Path
+
+    shown = repr(dataclasses.replace(diagnose(SITUATIONS["address-space"].make()), label="")).split("\nasked")[0]
+    assert shown in Path(__file__).parents[2].joinpath("docs", "doctor.md").read_text()
+
+
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_situations_are_labelled_and_the_same_each_time(practising, name):
     """PRACTICE stands in every answer; two looks are equal in text and HTML."""
@@ -326,6 +335,29 @@ def test_check_cuda_sets_nothing_and_starts_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("True False\n", "")
+
+
+def test_case_33_safe_to_fork_until_somebody_starts_cuda(driver, fake_nvml):
+    """Our magics load no libcuda here; a loaded one is no start; cuInit in this process is, and the doctor says so."""
+    fake_nvml.device(0)
+    code = """
+        import contextlib, ctypes, io
+        from IPython.core.interactiveshell import InteractiveShell
+        from cuda_magic import check_cuda
+        shell = InteractiveShell.instance()
+        with contextlib.redirect_stdout(io.StringIO()):
+            shell.run_line_magic("load_ext", "cuda_magic")
+            for name, line in (("cuda_env", ""), ("gpu_mem", "--once"), ("cuda_doctor", "")):
+                shell.run_line_magic(name, line)
+        print("libcuda" in open("/proc/self/maps").read(), check_cuda().can_fork)
+        library = ctypes.CDLL("libcuda.so.1")
+        print(check_cuda().can_fork)
+        library.cuInit(0)
+        found = shell.run_line_magic("cuda_doctor", "")
+        print(check_cuda().can_fork, "kernel.not-safe-to-fork" in [f.id for f in found.findings])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=driver(), capture_output=True, text=True)
+    assert done.stdout == "False True\nTrue\nFalse True\n", done.stderr
 
 
 def test_this_machine_is_diagnosed_without_an_error_of_ours():
