@@ -80,7 +80,7 @@ def device_of(fault: Fault, allocator: Allocator | None) -> int | None:
 
 def own_device(reading: Reading, index: int | None) -> Device | None:
     """The reading of this process's cuda device `index`; None where the two numberings cannot be matched."""
-    from ..memory.shares import cuda_to_reading
+    from ..memory.split import cuda_to_reading
 
     cards = [d for d in reading.devices if d.parent is None]
     if len(cards) == 1 and index in (None, 0):
