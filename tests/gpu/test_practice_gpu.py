@@ -133,3 +133,33 @@ def test_another_process_on_the_card():
     made = json.loads(child("-c", OTHER))
     assert not made["practice"] and "PRACTICE" not in made["repr"]
     assert made["held"] >= 2 << 30 and made["left"] <= 1 << 26
+
+
+TUTORIAL = """
+import sys
+from pathlib import Path
+import nbformat
+from cuda_magic.testing.demo import execute
+path = Path(sys.argv[1])
+saved = nbformat.read(path, as_version=4)
+made = execute(nbformat.read(path, as_version=4), path.parent, timeout=100)
+assert not any("PRACTICE" in str(cell.get("outputs")) for cell in made.cells), "the card was not used"
+compared = 0
+for old, new in zip(saved.cells, made.cells):
+    if "nbval-check-output" in old.metadata.get("tags", []):
+        a, b = [[o.get("text") or o.data["text/plain"] for o in cell.outputs] for cell in (old, new)]
+        assert a == b, (old.source, a, b)
+        compared += 1
+    if old.cell_type == "code" and any(o.output_type == "error" for o in old.outputs):
+        assert any(o.output_type == "error" and o.ename == old.outputs[-1].ename for o in new.outputs), old.source
+print(compared)
+"""
+
+
+@pytest.mark.parametrize("name", ["01_first_steps", "03_out_of_memory"])
+def test_the_tutorials_on_a_card(name):
+    """Each tutorial runs on the card; cells whose output is the same everywhere show what they show on practice."""
+    pytest.importorskip("nbclient")
+    compared = int(child("-c", TUTORIAL, str(ROOT / "notebooks" / f"{name}.ipynb")))
+    assert compared >= 3
+    told(f"tutorial_{name}", {"cells compared": compared})
