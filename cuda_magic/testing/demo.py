@@ -1,17 +1,21 @@
 """``python -m cuda_magic.testing.demo NOTEBOOK``: run a tutorial headless, print the doctor's verdict, keep the HTML.
 
 On the GPU where CUDA works, else on the practice GPU. The kernel is this very interpreter, whether or not a kernelspec
-is installed for it.
+is installed for it. ``--save NOTEBOOK ...`` runs on the practice GPU and puts the outputs into the notebooks,
+free of what differs from run to run: that is how the outputs which the tests compare are made.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["execute", "main", "to_html"]
+__all__ = ["execute", "main", "save", "to_html", "verdict"]
+
+_USAGE = "usage: python -m cuda_magic.testing.demo NOTEBOOK.ipynb | --save NOTEBOOK.ipynb ..."
 
 
 def execute(notebook: Any, folder: Path, timeout: int = 300) -> Any:
@@ -74,6 +78,23 @@ def verdict(notebook: Any) -> str:
     return ""
 
 
+def save(path: Path) -> None:
+    """Run the notebook at `path` on the practice GPU and write its outputs into it."""
+    import nbformat
+
+    os.environ["CUDA_MAGIC_PRACTICE"] = "1"
+    notebook = nbformat.read(path, as_version=4)
+    execute(notebook, path.parent)
+    root = f"{Path(__file__).resolve().parent.parent.parent}{os.sep}"
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.output_type == "error":
+                output.traceback = [line.replace(root, "") for line in output.traceback]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    nbformat.write(notebook, path)
+
+
 def main(words: Sequence[str]) -> int:
     """Run the notebook named in `words`; gives the exit code."""
     try:
@@ -84,14 +105,21 @@ def main(words: Sequence[str]) -> int:
     except ImportError as error:
         print(f"running a notebook needs {error.name}: pip install ipykernel nbclient nbconvert", file=sys.stderr)
         return 1
-    if len(words) != 1 or not Path(words[0]).is_file():
-        print("usage: python -m cuda_magic.testing.demo NOTEBOOK.ipynb", file=sys.stderr)
+    saving = "--save" in words
+    paths = [Path(word) for word in words if word != "--save"]
+    if not paths or (len(paths) > 1 and not saving) or not all(path.is_file() for path in paths):
+        print(_USAGE, file=sys.stderr)
         return 64
-    path = Path(words[0])
-    notebook = nbformat.read(path, as_version=4)
-    code = sum(cell.cell_type == "code" for cell in notebook.cells)
-    print(f"Running {path} ({code} code cells) ...", flush=True)
     try:
+        if saving:
+            for path in paths:
+                save(path)
+                print(f"Saved the outputs of {path}")
+            return 0
+        path = paths[0]
+        notebook = nbformat.read(path, as_version=4)
+        code = sum(cell.cell_type == "code" for cell in notebook.cells)
+        print(f"Running {path} ({code} code cells) ...", flush=True)
         execute(notebook, path.parent)
     except CellExecutionError as error:
         print(f"demo: {error}", file=sys.stderr)

@@ -44,7 +44,22 @@ def test_a_failing_cell_is_told(tmp_path, monkeypatch, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err and not Path("demo").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["nothing.ipynb"]])
+def test_saving_gives_outputs_that_stay(tmp_path, monkeypatch):
+    """Saved twice, a notebook is the same file: no times, no widget state, no folder of this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_MAGIC_PRACTICE", "0")
+    source = "from cuda_magic.testing import gpu\ncard = gpu()\ncard.full('30 GiB', 1)"
+    made = notebook(source)
+    made.cells[0].metadata["tags"] = ["raises-exception"]
+    nbformat.write(made, "some.ipynb")
+    texts = []
+    for _ in range(2):
+        assert main(["--save", "some.ipynb"]) == 0
+        texts.append(Path("some.ipynb").read_text())
+    assert texts[0] == texts[1] and "CUDA out of memory" in texts[0] and str(ROOT) not in texts[0]
+
+
+@pytest.mark.parametrize("words", [[], ["nothing.ipynb"], ["--save"]])
 def test_wrong_usage(words):
     """A missing notebook is one line and exit code 64."""
     done = subprocess.run(
