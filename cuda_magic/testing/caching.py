@@ -146,19 +146,19 @@ class Caching:
 
     # -- finding and growing
     def _fit(self, pool: Pool, size: int) -> Block | None:
-        at = bisect.bisect_left(pool.order, (size, 0))
-        fits = [pool.free[address] for _, address in pool.order[at:]]
-        if not self.expandable:
-            fits = [b for b in fits if not b.segment.expandable]
-        if not fits:
-            return None
-        best = 0
-        while (  # a block that can still expand counts as large as it can become
-            fits[best].segment.expandable and best + 1 < len(fits) and _reach(fits[best + 1]) < _reach(fits[best])
-        ):
-            best += 1
-        pool.discard(fits[best])
-        return fits[best]
+        found: Block | None = None
+        for at in range(bisect.bisect_left(pool.order, (size, 0)), len(pool.order)):
+            block = pool.free[pool.order[at][1]]
+            if block.segment.expandable and not self.expandable:
+                continue  # they are passed over once expandable segments are off again
+            if found is not None and _reach(block) >= _reach(found):
+                break
+            found = block
+            if not found.segment.expandable:
+                break  # an expandable one counts as large as it can become, and a later block may be nearer
+        if found is not None:
+            pool.discard(found)
+        return found
 
     def _grow(self, pool: Pool, size: int) -> Block | None:
         nbytes = segment_size(size)
