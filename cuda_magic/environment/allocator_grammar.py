@@ -124,7 +124,7 @@ class _Parser:
                 start = i + 2
                 i = self.value(option, start) if first else self.skip(i)
                 if first:
-                    if self.key in self.options and own is not False:
+                    if self.key in self.options:
                         self.notes.append(f"{option.key} stands twice; the last one counts")
                     self.options[option.key] = "".join(self.tokens[start : i + 1])
             if i + 1 < len(self.tokens):

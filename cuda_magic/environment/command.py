@@ -17,7 +17,7 @@ from .presets import PRESETS
 from .release import installed
 from .results import Environment, Explanation, Export, Presets, VisibleDevice
 from .state import progress
-from .verdict import Situation, Verdict, faults, first_environment, noted, takes_effect, verdict
+from .verdict import Situation, Verdict, first_environment, noted, takes_effect, verdict
 from .visible import resolve
 
 __all__ = [
@@ -118,7 +118,7 @@ def _explanation(variable: Variable, at: Situation) -> Explanation:
         state,
         current.value,
         variable.myth,
-        variable.late,
+        variable.late or ("it never is" if variable.read in ("always", "never") else "restart the kernel"),
         f"torch {variable.since[0]}.{variable.since[1]}" if variable.since else "",
         variable.source,
         not variable.documented,
@@ -246,16 +246,6 @@ def export_all(form: str) -> Export:
     if form in FORMATS and not values:
         raise Refused("cuda_env: none of the variables that CUDA or torch read is set: there is nothing to export.")
     return Export(form, FORMATS[form][1] if form in FORMATS else "", export(form, values))
-
-
-def allocator_fault(environment: dict[str, str]) -> tuple[str, str] | None:
-    """(name, reason) of an allocator configuration in `environment` on which torch would raise, or None."""
-    at = Situation(environment, progress(), installed(), backend=live.backend())
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        if name in environment:
-            reason, _ = faults(name, environment[name], at)
-            return (name, reason) if reason else None
-    return None
 
 
 def env(words: list[str]) -> tuple[Result, int]:

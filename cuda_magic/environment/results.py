@@ -85,7 +85,7 @@ class Explanation(Result):
             ("legal values", self.legal or "any"),
             ("default", self.default or "(none)"),
             ("read", self.read),
-            ("if too late", self.late or "restart the kernel"),
+            ("if too late", self.late),
             *([("since", self.since)] if self.since else []),
             ("source", self.source + ("" if self.verified else " (documented, not tried by us)")),
         ]
