@@ -54,7 +54,7 @@ class RunningKernel:
         self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
 
-    def run(self, code: str, timeout: float = 20.0) -> Ran:
+    def run(self, code: str, timeout: float = 60.0) -> Ran:
         """Run one cell to its end."""
         return self.run_all(code, timeout=timeout)[0]
 
@@ -62,7 +62,7 @@ class RunningKernel:
         """Set FOO to `value` and restart in place."""
         return self.run(f"{before}\nimport os; os.environ['FOO'] = {value!r}; {RESTART}\n{after}")
 
-    def run_all(self, *cells: str, timeout: float = 20.0) -> list[Ran]:
+    def run_all(self, *cells: str, timeout: float = 60.0) -> list[Ran]:
         """Send all cells at once, as Run All does; ends when each has its reply and is idle."""
         ids = [self.client.execute(code, allow_stdin=False) for code in cells]
         ran = {one: Ran() for one in ids}

@@ -107,7 +107,7 @@ print(child.pid, apart.pid, listening.getsockname()[1])
 threading.Thread(target=time.sleep, args=(100,)).start()
 signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-signal.alarm(2)
+signal.alarm(600)
 cores = os.sched_getaffinity(0); os.sched_setaffinity(0, {min(cores)})
 os.chdir('/')
 """
@@ -120,24 +120,23 @@ os.chdir('/')
         "print(os.getcwd(), len(os.sched_getaffinity(0)))\n"
         "print(*map(int, map(signal.getsignal, (signal.SIGTERM, signal.SIGCHLD))), signal.pthread_sigmask(0, []))\n"
         "print(open('exit.txt').read())\n"
+        "print('alarm in', signal.alarm(0))\n"
         f"socket.create_server(('127.0.0.1', {port})).close()\n"
         "print([os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')].count('/dev/zero'))"
     )
-    assert seen.text == f"{before}0 0 set()\nx\n0\n", seen
+    assert seen.text == f"{before}0 0 set()\nx\nalarm in 0\n0\n", seen
     with pytest.raises(ProcessLookupError):
         os.kill(int(child), 0)
     os.kill(int(apart), signal.SIGKILL)  # in a session of its own: it lives on, as after a restart from the menu
-    time.sleep(2)
-    assert kernel.run("print('no alarm')").text == "no alarm\n"
 
 
 def test_process_pool_and_hanging_exit_handler(kernel):
-    """A pool of forked workers ends in its own way; a handler that sleeps for a minute holds it up 5 s at most."""
+    """A pool of forked workers ends in its own way; a handler that sleeps for a minute is not waited for."""
     pool = "import multiprocessing as mp; pool = mp.get_context('fork').Pool(2); print(pool.map(abs, [-1, 2]))"
     assert kernel.restart_cell("pool", before=pool).text == "[1, 2]\n"
     started = time.monotonic()
     kernel.restart_cell("slow", before="import atexit, time; atexit.register(time.sleep, 60)")
-    assert time.monotonic() - started < 9
+    assert time.monotonic() - started < 30  # 5 to 6 s on an idle machine; the handler would take 60
     assert kernel.run("import os; print(os.environ['FOO'])").text == "slow\n"
 
 
