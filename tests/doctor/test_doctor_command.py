@@ -271,6 +271,8 @@ def test_private_text_is_taken_out(monkeypatch):
     seen = clean(text)
     for secret in ("alice", "bob", "hf_abc", "me:pw"):
         assert secret not in seen
+    monkeypatch.setattr(getpass, "getuser", lambda: "nvidia")
+    assert clean("$ sudo modprobe nvidia") == "$ sudo modprobe nvidia"
     assert clean("/usr/lib/x86_64-linux-gnu/libcuda.so.1, driver 580.65.06") == (
         "/usr/lib/x86_64-linux-gnu/libcuda.so.1, driver 580.65.06"
     )
