@@ -112,7 +112,7 @@ def _cells(holding: Holding) -> tuple[str, ...]:
     idle = "" if person.this else seconds_text(person.idle)
     return (
         str(holding.device),
-        str(person.pid),
+        "this" if person.this else str(person.pid),
         bytes_text(holding.used),
         name,
         person.user or NA,
