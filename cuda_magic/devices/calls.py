@@ -62,6 +62,9 @@ class Calls:
         self.library, self.handle, self.shared = library, handle, shared
         self._memory, self._memory2, self._rates = _Memory(), _Memory2(), _Rates()
         self._number, self._count = ctypes.c_uint(), ctypes.c_uint()
+        self._memory2.version = _VERSION_2
+        self._at_memory2, self._at_rates = ctypes.byref(self._memory2), ctypes.byref(self._rates)
+        self._at_count = ctypes.byref(self._count)
         self._rooms: dict[str, Any] = {}
         self._missing: set[str] = set()
         self._names: dict[str, Callable[..., int] | None] = {}
@@ -75,18 +78,21 @@ class Calls:
         NvmlFailed
             Where the device, or NVML itself, is not there any more.
         """
-        if name in self._missing:
-            return 3
         function = self._names.get(name)
         if function is None:
+            if name in self._missing:
+                return 3
             try:
                 function = self._names[name] = getattr(self.library, name)
             except AttributeError:
                 self._missing.add(name)
                 return 13
         code = function(self.handle, *arguments)
+        if code == 0:
+            return 0
         if code in FOR_EVER:
             self._missing.add(name)
+            self._names[name] = None
         elif code in (1, 15, 16):
             raise NvmlFailed(code)
         return code
@@ -101,8 +107,7 @@ class Calls:
         """
         if not self._plain_memory:
             raw = self._memory2
-            raw.version = _VERSION_2
-            code = self._ask("nvmlDeviceGetMemoryInfo_v2", ctypes.byref(raw))
+            code = self._ask("nvmlDeviceGetMemoryInfo_v2", self._at_memory2)
             if code == 0:
                 return _sane(raw.total, raw.used, raw.free, raw.reserved)
             if code not in FOR_EVER:
@@ -119,7 +124,7 @@ class Calls:
     def utilization(self) -> int | None:
         """Percent."""
         rates = self._rates
-        code = self._ask("nvmlDeviceGetUtilizationRates", ctypes.byref(rates))
+        code = self._ask("nvmlDeviceGetUtilizationRates", self._at_rates)
         return rates.gpu if code == 0 and rates.gpu <= 100 else None
 
     def temperature(self) -> int | None:
@@ -145,7 +150,9 @@ class Calls:
             if room is None:
                 room = self._rooms[kind] = (_Process * _SOME)()
             count.value = len(room)
-            code = self._ask(name, ctypes.byref(count), room)
+            code = self._ask(name, self._at_count, room)
+            if code == 0 and not count.value:
+                return []
             if code == 7:
                 self._rooms[kind] = (_Process * (2 * count.value + _SOME))()
                 continue
@@ -164,13 +171,16 @@ def _sane(total: int, used: int, free: int, reserved: int | None) -> Memory:
     """Values that cannot be (wrapped below zero, larger than the card) become None."""
     if not 0 < total < _ENOUGH:
         return Memory()
-    return Memory(
-        total,
-        used if used <= total else None,
-        free if free <= total else None,
-        reserved if reserved is not None and reserved <= total else None,
-        reserved is None,
+    memory = object.__new__(Memory)  # past the constructor of a frozen dataclass, which takes longer than the call
+    vars(memory).update(
+        total=total,
+        used=used if used <= total else None,
+        free=free if free <= total else None,
+        reserved=reserved if reserved is not None and reserved <= total else None,
+        used_includes_reserved=reserved is None,
+        unified=False,
     )
+    return memory
 
 
 def system_memory() -> Memory:

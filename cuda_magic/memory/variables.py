@@ -25,6 +25,8 @@ _SKIP = frozenset({"In", "Out", "_oh", "_ih", "_dh", "get_ipython", "exit", "qui
 _FUNCTION = 0x1 | 0x2
 """CO_OPTIMIZED | CO_NEWLOCALS: the frame of a function and not of a module."""
 _MACHINERY = ("IPython", "ipykernel", "cuda_magic", "traitlets", "asyncio")
+_HEAP_TYPE = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE: a class made by a class statement."""
 _PARTS = ("_parameters", "_buffers", "_modules")
 """A module's own dicts: ``model.weight`` is what one writes, not ``model._parameters['weight']``."""
 
@@ -54,6 +56,8 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
     for base in type.__getattribute__(type(value), "__mro__"):
+        if not type.__getattribute__(base, "__flags__") & _HEAP_TYPE:
+            continue  # a built-in type's members lead to everything: a function's globals
         for name, member in list(vars(base).items()):
             if type(member) is types.MemberDescriptorType and name not in ("__dict__", "__weakref__"):
                 try:
@@ -126,8 +130,9 @@ def _frame(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
 
 def _roots(namespace: dict[str, Any], shell: Any) -> Iterator[tuple[str, str, Any]]:
     """(kind, name, value), in the order in which a storage is counted for them."""
+    hidden = getattr(shell, "user_ns_hidden", {})
     for name, value in list(namespace.items()):
-        if not name.startswith("_") and name not in _SKIP:
+        if not name.startswith("_") and name not in _SKIP and hidden.get(name, _SKIP) is not value:
             yield "variable", name, value
     out = namespace.get("Out")
     if type(out) is dict:
@@ -189,6 +194,8 @@ def variables(allocator: Allocator, namespace: dict[str, Any], shell: Any = None
             seen.add(id(value))
             left -= 1
             found = where.get(id(value))
+            if found is None and str(type.__getattribute__(type(value), "__module__")).split(".")[0] in _MACHINERY:
+                continue  # the shell and its parts lead to everything
             if found is not None:
                 add(kind, group, path, found)
                 grad = getattr(value, "grad", None) if getattr(value, "is_leaf", False) else None

@@ -115,7 +115,8 @@ def test_who_names_real_variables():
     found = child("""
 import json, torch
 from torch import nn
-model = nn.Sequential(); model.add_module("encoder", nn.Linear(4096, 4096)); model.add_module("head", nn.Linear(4096, 10))
+model = nn.Sequential(); model.add_module("encoder", nn.Linear(4096, 4096))
+model.add_module("head", nn.Linear(4096, 10))
 model.cuda(); opt = torch.optim.Adam(model.parameters())
 model(torch.randn(8, 4096, device="cuda")).sum().backward(); opt.step()
 a = torch.empty(1 << 28, device="cuda", dtype=torch.uint8); view = a[:10]; kept = [torch.empty(1 << 27, device="cuda")]
@@ -148,8 +149,8 @@ after = d.compacted
 from cuda_magic.machine import machine
 size = machine().allocator().dump(__import__("pathlib").Path({str(tmp_path / "s.pickle")!r}))
 segments = len(pickle.load(open({str(tmp_path / "s.pickle")!r}, "rb"))["segments"])
-print(json.dumps({{"fits": d.fits, "now": fits(d.fits - (2 << 20)), "more": fits(d.fits + (64 << 20)), "compacted": after,
-                  "reason": d.reason, "segments": segments}}))
+print(json.dumps({{"fits": d.fits, "now": fits(d.fits - (2 << 20)), "more": fits(d.fits + (64 << 20)),
+                  "compacted": after, "reason": d.reason, "segments": segments}}))
 """)
     record("gpu_mem map", found)
     assert found["now"] and not found["more"] and found["segments"] > 0
