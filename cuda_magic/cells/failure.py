@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import os
 import sys
 import traceback
@@ -31,6 +32,9 @@ def forget(error: BaseException) -> None:
             continue
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+                frame.f_locals  # noqa: B018 - up to Python 3.12 a snapshot taken earlier lives on until it is renewed
         one.__traceback__ = None
         todo += [e for e in (one.__cause__, one.__context__, *_members(one)) if e is not None]
 
@@ -91,6 +95,7 @@ class Failure:
         tb = _below_us(error.__traceback__)
         shower = shell.InteractiveTB
         last = getattr(shower, "tb", None)  # not there before the first error
+        records = _Records(shower)
         try:
             if _holds_group(error) or isinstance(error, SyntaxError):
                 self.text = traceback.format_exception(type(error), error, tb)
@@ -100,6 +105,8 @@ class Failure:
             self.text = traceback.format_exception(type(error), error, tb)
         finally:
             shower.tb = last  # it keeps the frames of what it formatted
+            records.forget()
+            del tb
         forget(error)
 
     def attach(self, error: BaseException, *lines: str) -> None:
@@ -108,6 +115,33 @@ class Failure:
             error._render_traceback_ = _Text([*self.text, *lines])  # type: ignore[attr-defined]
         except Exception:  # noqa: BLE001 - it takes no attributes: shown without its frames
             pass
+
+
+class _Records:
+    """Breaks the cycles in which IPython 8 and 9 (stack_data) leave the frames that they formatted.
+
+    Without this the frames would live until a collection, and with them what their variables hold.
+    """
+
+    def __init__(self, shower: Any) -> None:
+        self._shower, self._seen = shower, []  # type: ignore[var-annotated]
+        self._get = getattr(shower, "get_records", None)
+        if self._get is not None:
+            shower.get_records = self._get_records
+
+    def _get_records(self, *args: Any, **options: Any) -> Any:
+        records = self._get(*args, **options)  # type: ignore[misc]
+        self._seen += records or ()
+        return records
+
+    def forget(self) -> None:
+        if self._get is not None:
+            vars(self._shower).pop("get_records", None)
+        for record in self._seen:
+            for part in (getattr(record, "_sd", None), record):
+                if hasattr(part, "__dict__"):
+                    vars(part).clear()
+        self._seen.clear()
 
 
 class _Text:

@@ -39,6 +39,7 @@ class Hooks:
         """The running cell as typed; None if it is not one of the user's."""
         self.stored = False
         """Whether the running cell goes into the history."""
+        self._running = False
         self.awaited = False
         """Whether the magic that is being called will be awaited."""
         self.name = self.names[0]
@@ -67,6 +68,7 @@ class Hooks:
         """Register everything. Loading the extension calls this."""
         self.shell.events.register("pre_execute", self._pre_execute)
         self.shell.events.register("pre_run_cell", self._pre_run_cell)
+        self.shell.events.register("post_execute", self._post_execute)
         self.shell.input_transformers_post.append(self._transform)
         self.shell.register_magic_function(self._awaiting, "cell", AWAITING)
 
@@ -78,11 +80,15 @@ class Hooks:
         self.shell.input_transformers_post.remove(self._transform)
         self.shell.events.unregister("pre_execute", self._pre_execute)
         self.shell.events.unregister("pre_run_cell", self._pre_run_cell)
+        self.shell.events.unregister("post_execute", self._post_execute)
         self.shell.magics_manager.magics["cell"].pop(AWAITING, None)
 
     def _pre_execute(self) -> None:  # fires for silent runs too, which have no pre_run_cell
         self.show.cancel()
-        self.raw, self.stored, self.awaited = None, False, False
+        self.raw, self.stored, self.awaited, self._running = None, False, False, True
+
+    def _post_execute(self) -> None:
+        self._running = False
 
     def _pre_run_cell(self, info: Any) -> None:
         self.raw, self.stored = info.raw_cell, bool(info.store_history)
@@ -124,6 +130,6 @@ class Hooks:
         except SyntaxError:
             # IPython reports the mistake best itself: it gets the cell, with the magic's line as a comment.
             return [f"# %%{name} {line}".rstrip() + "\n", *self.shell.transform_cell(body).splitlines(keepends=True)]
-        if not translated.awaits:
+        if not translated.awaits or self._running:  # below another cell magic nobody could await: the magic says so
             return lines
         return [f"await get_ipython().run_cell_magic({AWAITING!r}, {f'{name} {line}'!r}, {body!r})\n"]

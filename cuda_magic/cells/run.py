@@ -164,7 +164,10 @@ async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer, carry: boo
                 del whole
                 raise
             del whole
-            failure = Failure(error, shell)
+            failure = _ask(Failure, None, error, shell)
+            if failure is None:
+                hooks.show.expect(error)
+                raise
             first = first or failure
             del failure
         # Outside `except`: nothing refers to the failed frames any more, so their memory can be given back.

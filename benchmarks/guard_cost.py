@@ -1,0 +1,75 @@
+"""What a guarded cell that succeeds costs, beside ``%%time`` and the plain cell, in the same run.
+
+    python benchmarks/guard_cost.py
+
+Prints the median processor time over rounds of interleaved runs, in microseconds, and what the guard did meanwhile: collections,
+imports. Each cell runs in an IPython shell of its own process, without a front end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import statistics
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cells")]
+
+BODIES = {
+    "one line": "x = 1",
+    "ten lines": "\n".join(f"x{i} = {i}" for i in range(10)),
+    "a loop and an expression": "total = 0\nfor i in range(100):\n    total += i\ntotal",
+}
+ROUNDS = 400
+
+
+def measure(shell, body: str, rounds: int = ROUNDS) -> SimpleNamespace:
+    """Median microseconds of the three ways to run `body`, and the guard's cost over the plain cell."""
+    ways = {"plain": f"# c\n{body}", "time": f"%%time\n{body}", "guard": f"%%cuda_guard\n{body}"}
+    spent: dict[str, list[float]] = {way: [] for way in ways}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for text in ways.values():
+            shell.run_cell(text)
+        gc.disable()  # so that a collection is one that somebody asked for
+        modules, collections = set(sys.modules), sum(s["collections"] for s in gc.get_stats())
+        try:
+            for _ in range(rounds):
+                for way, text in ways.items():
+                    start = time.process_time()
+                    shell.run_cell(text)
+                    spent[way].append(time.process_time() - start)
+        finally:
+            gc.enable()
+        collected = sum(s["collections"] for s in gc.get_stats()) - collections
+    medians = {way: statistics.median(times) * 1e6 for way, times in spent.items()}
+    return SimpleNamespace(**medians, collections=collected, imports=sorted(set(sys.modules) - modules))
+
+
+def make_shell():
+    """A shell with the guard and a rescuer that does nothing."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    shell = InteractiveShell.instance(config=config)
+    shell.run_line_magic("load_ext", "guarded_by_tests")
+    return shell
+
+
+def main() -> None:
+    shell = make_shell()
+    print(f"{'cell':26}{'plain':>9}{'%%time':>9}{'guarded':>9}{'over plain':>12}   collections, imports")
+    for name, body in BODIES.items():
+        m = measure(shell, body)
+        figures = f"{m.plain:9.0f}{m.time:9.0f}{m.guard:9.0f}{m.guard - m.plain:12.0f}"
+        print(f"{name:26}{figures}   {m.collections}, {m.imports}")
+
+
+if __name__ == "__main__":
+    main()
