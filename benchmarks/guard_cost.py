@@ -2,8 +2,8 @@
 
     python benchmarks/guard_cost.py
 
-Prints the median processor time over rounds of interleaved runs, in microseconds, and what the guard did meanwhile: collections,
-imports. Each cell runs in an IPython shell of its own process, without a front end.
+Prints the median processor time over rounds of interleaved runs, in microseconds, and what happened meanwhile:
+collections that somebody asked for, and imports. The cells run in an IPython shell without a front end.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def measure(shell, body: str, rounds: int = ROUNDS) -> SimpleNamespace:
                     start = time.process_time()
                     shell.run_cell(text)
                     spent[way].append(time.process_time() - start)
+            collected = sum(s["collections"] for s in gc.get_stats()) - collections
         finally:
             gc.enable()
-        collected = sum(s["collections"] for s in gc.get_stats()) - collections
     medians = {way: statistics.median(times) * 1e6 for way, times in spent.items()}
     return SimpleNamespace(**medians, collections=collected, imports=sorted(set(sys.modules) - modules))
 
