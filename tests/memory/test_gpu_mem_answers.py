@@ -294,3 +294,26 @@ def test_names_from_outside_stay_text(monkeypatch):
     device = Device(0, "<b>", memory=Memory(1, 1, 0))
     answer = Who(Reading(0.0, (device,)), (), (Holding(0, 1, "compute", evil),), ())
     assert "<img" not in answer._repr_html_() and "&lt;img" in answer._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "lines", ["%%gpu_mem\n%%cuda_guard", "%%cuda_guard\n%%gpu_mem", "%%gpu_mem\nimport asyncio\nawait asyncio.sleep(0)"]
+)
+def test_the_ledger_inside_and_outside_of_the_guard(loaded, gpu, capsys, lines):
+    """Both nestings and a cell that awaits: the value comes out, and the ledger is shown once."""
+    loaded.user_ns["gpu"] = gpu
+    result = loaded.run_cell(f"{lines}\na = gpu.empty('2 GiB')\na.nbytes", store_history=True)
+    result.raise_error()
+    assert result.result == 2 * GIB
+    assert capsys.readouterr().out.count("This cell") == 1
+
+
+def test_case_64_looking_starts_nothing(loaded):
+    """torch imported and CUDA untouched: every question leaves it so, and says that CUDA is not started."""
+    torch = pytest.importorskip("torch")
+    use(None)
+    for line in ("--once", "--who", "--map", "--free", "--df"):
+        loaded.run_cell(f"%gpu_mem {line}").raise_error()
+    loaded.run_cell("%%gpu_mem\n1").raise_error()
+    assert not torch.cuda.is_initialized()
+    assert "has not started CUDA" in repr(heap_map())
