@@ -134,7 +134,7 @@ class _Restart:
             stream.close(linger=0)
 
         await in_shell_thread(self.kernel, close_shell)
-        await asyncio.sleep(0.01)  # what that thread had handed over still comes to _collect
+        await asyncio.sleep(0.1)  # what that thread had handed over still comes to _collect
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         new.after(_CLOSE_SECONDS, new.execute, state)
