@@ -14,9 +14,11 @@ BASE = ["ipykernel", "ipywidgets", "nbclient", "nbconvert", "nbval", "pytest"]
 
 def interpreter(version):
     """A Python of this version, or None."""
-    known = Path.home() / ".pyenv" / "versions"
-    named = [str(path) for path in sorted(known.glob(f"{version}*/bin/python"))]
-    return shutil.which(f"python{version}") or next(iter(named), None)
+    known = (Path.home() / ".pyenv" / "versions").glob(f"{version}*/bin/python")
+    for python in (shutil.which(f"python{version}"), *map(str, sorted(known))):
+        if python and not subprocess.run([python, "-c", ""], capture_output=True).returncode:  # not an empty shim
+            return python
+    return None
 
 
 @pytest.mark.stack
