@@ -136,12 +136,12 @@ class GuardRun:
             return False
         allocator = machine().allocator()
         fault = self.fault = judge(fault, allocator)
+        self._seen += fault.error == "OutOfMemoryError"  # what the allocator's own count rose by
+        self.device = device_of(fault, allocator)
         smaller = bool(self.options.shrink or self.options.otherwise)
         if fault.kind.repeat != "ladder" and not (fault.kind.id == "too-large" and smaller):
             self.status = "not-repeated"
             return False
-        self._seen += fault.torch_allocator
-        self.device = device_of(fault, allocator)
         room = room_of(allocator, self.device)
         self._held = room.allocated if room is not None else None
         signature = (fault.kind.id, fault.sizes.requested, self._held or fault.sizes.allocated)

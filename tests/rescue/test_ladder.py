@@ -1,5 +1,6 @@
 """Each cause of running out of memory, on the practice card: the rung that helps, and what the others say."""
 
+import functools
 import gc
 import random
 
@@ -166,7 +167,7 @@ def test_scenario_6_waits_for_another_process(practice):
     """Another process leaves: rescued. It stays: a bounded wait, no advice on the batch, its pid named (S6)."""
     practice.names["bs"] = 64
     practice.gpu.empty("1 MiB")
-    other = practice.gpu.other_process("20 GiB", pid=4242, seconds=0.5)
+    other = practice.gpu.other_process("20 GiB", pid=4242, seconds=3)
     assert practice.guard("y = gpu.empty('6 GiB')", wait=20) is None
     assert practice.rung("wait").state == "ran"
     del practice.names["y"]
@@ -180,12 +181,16 @@ def test_scenario_6_waits_for_another_process(practice):
     other.stop()
 
 
-def test_an_interrupt_ends_the_wait_at_once(practice):
+def test_an_interrupt_ends_the_wait_at_once(practice, request):
     """KeyboardInterrupt while waiting is not swallowed."""
     import _thread
+    import signal
     import threading
     import time
 
+    # parallel test workers ignore SIGINT, which this process must feel
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     practice.gpu.empty("1 MiB")
     practice.gpu.other_process("20 GiB")
     threading.Timer(0.5, _thread.interrupt_main).start()
