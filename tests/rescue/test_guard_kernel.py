@@ -9,6 +9,7 @@ import jupyter_client
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 SETUP = (
     "%load_ext cuda_magic\nfrom cuda_magic.testing import gpu\ngpu = gpu(force=True)\ngpu.limit('3 GiB')\n"
     "import weakref\n"
@@ -21,7 +22,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_MAGIC_PRACTICE": "1"})
+        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": PATHS, "CUDA_MAGIC_PRACTICE": "1"})
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
