@@ -6,6 +6,7 @@ Starts no CUDA: the allocator is asked only where it is started, all else comes 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from .allocator import Allocator
 
 __all__ = ["PARTS", "Split", "cuda_to_reading", "split"]
+
+FRESH = 5.0
+"""Seconds that a description of a process is good for."""
+_people: dict[tuple[int, int, bool, str], tuple[float, Person | None]] = {}
 
 PARTS: tuple[tuple[str, str, str], ...] = (
     ("live", "tensors", "#"),
@@ -111,15 +116,27 @@ def split(reading: Reading, allocator: Allocator | None) -> tuple[Split, ...]:
     """One split for each card and each MIG instance, in the reading's order."""
     started = allocator is not None and allocator.started()
     at = cuda_to_reading(reading, allocator) if reading.devices else []
-    people: dict[int, Person] = {}
     made = []
     for device in reading.devices:
         cuda = at.index(device.index) if device.parent is None and device.index in at else None
-        made.append(_one(device, cuda, allocator if started else None, people, reading.label))
+        made.append(_one(device, cuda, allocator if started else None, reading.label))
     return tuple(made)
 
 
-def _one(device: Device, cuda: int | None, allocator: Allocator | None, people: dict[int, Person], label: str) -> Split:
+def _person(pid: int, here: bool, label: str) -> Person:
+    """`describe`, asked again after `FRESH` seconds: it reads files of the process, and a panel asks every second."""
+    key = (os.getpid(), pid, here, label)
+    now = time.monotonic()
+    at, person = _people.get(key, (float("-inf"), None))
+    if person is None or now - at > FRESH:
+        if len(_people) > 1000:
+            _people.clear()
+        person = describe(pid, here, label)
+        _people[key] = now, person
+    return person
+
+
+def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: str) -> Split:
     memory = device.memory
     live = cached = fragmented = context = own = None
     here = allocator is not None and cuda is not None and cuda in allocator.devices()
@@ -133,9 +150,7 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, people: 
     others: int | None = 0
     outside = 0
     for process in device.processes or ():
-        person = people.get(process.pid)
-        if person is None:
-            person = people[process.pid] = describe(process.pid, here, label)
+        person = _person(process.pid, here, label)
         if person.this:
             own = process.used
             continue
