@@ -97,13 +97,13 @@ class Explanation(Result):
 
 @dataclass(frozen=True, repr=False)
 class Export(Result):
-    """The variables in another format; `str()` gives the bare text."""
+    """The variables in another format; as text it is nothing else, so that it can be piped or copied."""
 
     format: str
     meaning: str
     text: str
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
     def blocks(self) -> Sequence[Block]:

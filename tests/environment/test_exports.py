@@ -132,3 +132,11 @@ def test_formats_are_the_ones_that_tab_offers():
     assert list(_PRESETS) == [p.name for p in PRESETS]
     with pytest.raises(UserError, match="kubernetes"):
         export("kubernets", HARD)
+
+
+def test_a_terminal_prints_nothing_but_the_export():
+    """What `cuda-magic env --export shell` prints is what bash evaluates."""
+    environment = {**os.environ, "CUDA_CACHE_PATH": HARD["CUDA_CACHE_PATH"], "CUPY_CACHE_DIR": HARD["CUPY_CACHE_DIR"]}
+    command = [sys.executable, "-m", "cuda_magic", "env", "--export", "shell"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert _bash(done.stdout, ["CUPY_CACHE_DIR"]) == {"CUPY_CACHE_DIR": HARD["CUPY_CACHE_DIR"]}
