@@ -103,7 +103,12 @@ class Server:
 
 @contextlib.contextmanager
 def serve(
-    folder: Path, app: str = "lab", *, env: dict[str, str] | None = None, python: str = sys.executable
+    folder: Path,
+    app: str = "lab",
+    *,
+    env: dict[str, str] | None = None,
+    python: str = sys.executable,
+    without: Sequence[str] = (),
 ) -> Iterator[Server]:
     """A server with directories of its own and no token, on a free port; its kernels import this repository.
 
@@ -117,15 +122,20 @@ def serve(
         More environment for the server, which its kernels inherit.
     python
         The interpreter whose environment holds the server.
+    without
+        Extensions of the front end that this server does not have: ``["anywidget"]``.
     """
     for name in ("config", "runtime", "settings", "workspaces", "data", "notebooks", "ipython"):
         (folder / name).mkdir(parents=True, mode=0o700)
     calm = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
     calm.parent.mkdir(parents=True)
     calm.write_text(json.dumps(CALM))
+    pages = folder / "config" / "labconfig" / "page_config.json"
+    pages.parent.mkdir()
+    pages.write_text(json.dumps({"disabledExtensions": dict.fromkeys(without, True)}))
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")])),
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
         "JUPYTER_DATA_DIR": str(folder / "data"),
