@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -58,6 +59,8 @@ def shell():
     config.HistoryManager.enabled = False
     new = InteractiveShell.instance(config=config)
     yield new
+    # what IPython registered for the end of the process is done here and only here
+    atexit.unregister(new.atexit_operations)
     new.atexit_operations()
     InteractiveShell.clear_instance()
 

@@ -12,12 +12,13 @@ import pytest
 from record import record
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 GIB = 1 << 30
 
 
 def child(code: str, **environment: str) -> dict:
     """What `code` prints as its last line, as JSON."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    env = {**os.environ, "PYTHONPATH": PATHS, **environment}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=170)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -185,7 +186,8 @@ def test_the_ledger_of_a_real_cell():
 def test_free_gives_the_cache_back():
     """Cached memory goes back to the driver by the bytes that it says; a variable stays."""
     found = child("""
-import json, torch
+import gc, json, torch
+gc.disable()  # the cycle must still be there when free looks
 x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda"); y = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
 l = [y]; l.append(l); del y, l
 before = torch.cuda.mem_get_info()[0]

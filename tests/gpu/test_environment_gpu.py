@@ -17,6 +17,7 @@ from cuda_magic.environment.release import installed
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parent.parent.parent
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 MOMENTS = {
     "before import torch": "SET\nimport torch",
     "after import torch": "import torch\nSET",
@@ -112,7 +113,7 @@ VARIABLES = sorted({assignment.partition("=")[0] for assignment in OBSERVED})
 
 def _clean() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    return {**kept, "PYTHONPATH": str(ROOT)}
+    return {**kept, "PYTHONPATH": PATHS}
 
 
 def _one(assignment: str, moment: str) -> dict[str, object]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 REPLAY = Path(__file__).with_name("practice_replay.py")
 MIB = 1 << 20
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 def child(*words):
     env = {k: v for k, v in os.environ.items() if k not in ("CUDA_MAGIC_PRACTICE", "PYTORCH_CUDA_ALLOC_CONF")}
-    env["PYTHONPATH"] = str(ROOT)
+    env["PYTHONPATH"] = PATHS
     done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -15,6 +15,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 RESTART = "from cuda_magic.kernel.restart import restart; restart(get_ipython())"
 
 
@@ -38,7 +39,7 @@ class RunningKernel:
             display_name="under test",
             language="python",
         )
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "", **env}
+        environment = {**os.environ, "PYTHONPATH": PATHS, "PYTHONWARNINGS": "", **env}
         environment.pop("FOO", None)
         self.manager.start_kernel(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, cwd=cwd)
         self.client = self.manager.client()

@@ -8,18 +8,18 @@ import sys
 
 import nbformat
 import pytest
-from running_kernel import RESTART, ROOT
+from running_kernel import RESTART
 
 v4 = nbformat.v4
 SET = "import os; os.environ['FOO'] = {!r}; " + RESTART
 SHOW = "import os; print(os.environ['FOO'], 'x' in globals())"
-ENV = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": ""}
+ENV = {**os.environ, "PYTHONPATH": PATHS, "PYTHONWARNINGS": ""}
 
 
 @pytest.fixture
 def notebook(monkeypatch):
     """A function from cells to a notebook whose kernel finds this copy of cuda_magic."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PATHS)
     monkeypatch.delenv("FOO", raising=False)
 
     def build(*cells):

@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 FOLDER = ROOT / "notebooks"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
 
@@ -20,7 +21,7 @@ def code_cells(path):
 
 
 def compare(path):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_MAGIC_PRACTICE": "1"}
+    env = {**os.environ, "PYTHONPATH": PATHS, "CUDA_MAGIC_PRACTICE": "1"}
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(path.parent), "-c", os.devnull]
     words += ["--nbval", "--nbval-current-env", "--nbval-sanitize-with", str(FOLDER / "sanitize.cfg"), str(path)]
     return subprocess.run(

@@ -10,6 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 SETUP = "%load_ext cuda_magic\nfrom cuda_magic.testing import gpu\ncard = gpu(force=True)\nkept = card.full('2 GiB', 1)"
 LOOK = "%gpu_mem --once"
@@ -46,7 +47,7 @@ def bad(tmp_path):
 
 
 def run(*words, folder, given=None):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "IPYTHONDIR": str(folder / "ipython")}
+    env = {**os.environ, "PYTHONPATH": PATHS, "NO_COLOR": "1", "IPYTHONDIR": str(folder / "ipython")}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=env, input=given, capture_output=True, text=True, timeout=150
