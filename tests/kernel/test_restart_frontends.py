@@ -8,7 +8,7 @@ import sys
 
 import nbformat
 import pytest
-from running_kernel import RESTART
+from running_kernel import PATHS, RESTART
 
 v4 = nbformat.v4
 SET = "import os; os.environ['FOO'] = {!r}; " + RESTART
