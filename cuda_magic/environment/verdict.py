@@ -123,7 +123,8 @@ def verdict(name: str, situation: Situation) -> Verdict:
         return Verdict(name, None, "not set")
     refused, notes = faults(name, value, situation)
     state, note = takes_effect(variable, situation.progress)
-    if state in (RESTART, "at first use") and _in_time(variable, value, situation):
+    fixed = variable.read == "container" and name not in situation.set_at
+    if (fixed or state in (RESTART, "at first use")) and _in_time(variable, value, situation):
         state, note = "in effect", ""
     missing = not_read(variable, situation.torch)
     if refused:

@@ -302,3 +302,16 @@ def test_legal_and_not_what_it_looks_like(text, said):
 def test_refused_with_the_reason(text, said):
     """What torch 2.11 raises on is refused, in words that say how to write it."""
     assert said in read(text, (2, 11)).refused
+
+
+def test_what_the_container_was_created_with_is_in_effect():
+    """The value of the process's start holds; one that was set here does not."""
+    from cuda_magic.environment.release import Torch
+    from cuda_magic.environment.state import Progress
+    from cuda_magic.environment.verdict import Situation, verdict
+
+    environment = {"NVIDIA_VISIBLE_DEVICES": "0"}
+    given = Situation(environment, Progress(), Torch(), started_with=environment)
+    assert verdict("NVIDIA_VISIBLE_DEVICES", given).state == "in effect"
+    late = Situation(environment, Progress(), Torch(), set_at={"NVIDIA_VISIBLE_DEVICES": ("0", Progress())})
+    assert verdict("NVIDIA_VISIBLE_DEVICES", late).state == "no effect"
