@@ -73,7 +73,7 @@ def _is_machinery(code: CodeType) -> bool:
     name = code.co_filename
     return (
         name.startswith((_OURS, _IPYTHON, "<decorator-gen"))
-        or Path(name).name == "decorator.py"  # IPython 7.34 wraps magics by that package
+        or "decorator" in (Path(name).stem, Path(name).parent.name)  # IPython 7.34 wraps magics by that package
         or code.co_names == _OUTER_CELL
         or "__tracebackhide__" in code.co_varnames
     )
