@@ -78,14 +78,14 @@ def device_of(fault: Fault, allocator: Allocator | None) -> int | None:
     return min(shares)[1] if shares else None
 
 
-def own_device(reading: Reading, index: int | None) -> Device | None:
+def own_device(reading: Reading, index: int | None, allocator: Allocator | None = None) -> Device | None:
     """The reading of this process's cuda device `index`; None where the two numberings cannot be matched."""
     from ..memory.split import cuda_to_reading
 
     cards = [d for d in reading.devices if d.parent is None]
     if len(cards) == 1 and index in (None, 0):
         return cards[0]
-    at = cuda_to_reading(reading)
+    at = cuda_to_reading(reading, allocator)
     if index is None or index >= len(at):
         return None
     return next((d for d in cards if d.index == at[index]), None)
@@ -149,7 +149,7 @@ class Situation:
     def reading(self) -> Device | None:
         """NVML's view of the device."""
         reading = self.readings()
-        return own_device(reading, self.device) if reading is not None else None
+        return own_device(reading, self.device, self.allocator) if reading is not None else None
 
     def others(self) -> int | None:
         """Bytes that other processes hold on the device; None where nobody tells."""

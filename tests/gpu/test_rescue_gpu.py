@@ -1,0 +1,309 @@
+"""The guard on a real card: each scenario in a kernel of its own, as a user would run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jupyter_client
+import pytest
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 1 << 30
+PRELUDE = (
+    "%load_ext cuda_magic\nimport torch, gc, json, sys\nG = 2**30\n"
+    "def cap(g): torch.cuda.set_per_process_memory_fraction(g*G/torch.cuda.get_device_properties(0).total_memory)\n"
+    "def E(g): return torch.empty(int(g*G), dtype=torch.uint8, device='cuda')\n"
+    "def net():\n"
+    "    L = torch.nn.Linear; A = torch.nn.GELU\n"
+    "    return torch.nn.Sequential(*[m for _ in range(16) for m in (L(1024, 1024), A())]).cuda()"
+)
+CHEAP = "--only holders,collect,caches"
+
+
+class Kernel:
+    """One fresh kernel with the prelude."""
+
+    def __init__(self) -> None:
+        self.manager = jupyter_client.KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)})
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        assert self.run(PRELUDE) == []
+
+    def run(self, code: str) -> list[tuple[str, str]]:
+        found = []
+
+        def take(message):
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                found.append((content["name"], content["text"]))
+            elif kind == "error":
+                found.append(("error", f"{content['ename']}: {content['evalue']}"))
+            elif kind in ("display_data", "execute_result"):
+                found.append((kind, content["data"]["text/plain"]))
+
+        self.client.execute_interactive(code, output_hook=take, timeout=120, stop_on_error=False)
+        return found
+
+    def guard(self, code: str, options: str = "") -> dict:
+        """Run a guarded cell; its report as a dict, with its error under ``raised``."""
+        output = self.run(f"%%cuda_guard --report report {options}\n{code}")
+        text = "".join(t for k, t in self.run("print(json.dumps(report.to_dict()))") if k == "stdout")
+        assert text, output
+        report = json.loads(text)
+        report["raised"] = next((t for k, t in output if k == "error"), None)
+        report["output"] = output
+        return report
+
+    def value(self, expression: str) -> str:
+        output = self.run(f"print({expression})")
+        assert output and output[0][0] == "stdout", output
+        return output[0][1].strip()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel():
+    made = Kernel()
+    yield made
+    made.close()
+
+
+def rung(report: dict, name: str) -> dict:
+    return [r for r in report["rungs"] if r["id"] == name][-1]
+
+
+def lines(report: dict) -> list[str]:
+    return [step["line"] for step in report["next_steps"]]
+
+
+def held(report: dict, kind: str) -> int:
+    return sum(h["nbytes"] or 0 for h in report["holders"] if h["kind"] == kind)
+
+
+@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
+def test_s1_an_earlier_traceback(kernel, options):
+    """A failed cell's function holds 2 GiB of 3: the next cell is rescued, user variables stay."""
+    from record import record
+
+    kernel.run("cap(3); kept = E(.1)")
+    assert kernel.run("def f():\n    a = E(2); b = E(2)\nf()")[-1][0] == "error"
+    report = kernel.guard("x = E(1.5)", options)
+    assert report["raised"] is None, report
+    assert (report["status"], report["attempts"]) == ("rescued", 2)
+    assert kernel.value("x.numel() == int(1.5*G) and kept.numel()") == str(int(0.1 * GIB))
+    record("guard_s1", {r["id"]: {"freed": r["freed_bytes"], "s": r["seconds"]} for r in report["rungs"]})
+
+
+@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
+def test_s2_a_shown_value(kernel, options):
+    """Out[n] holds 2 GiB: named and kept; let go with --free-outputs."""
+    kernel.run("cap(3)")
+    kernel.run("E(2)")
+    report = kernel.guard("y = E(2)", options)
+    assert report["status"] == "failed"
+    assert any(h["kind"] == "output" and h["nbytes"] == 2 * GIB for h in report["holders"])
+    assert "%%cuda_guard --free-outputs" in lines(report)
+    assert kernel.guard("y = E(2)", f"{options} --free-outputs")["status"] == "rescued"
+
+
+def test_s3_fragmentation_with_the_cheap_rungs(kernel):
+    """1.5 GiB free in pieces of 64 MiB: no smaller batch, the pieces and the restart line."""
+    kernel.run("cap(3.2); x = E(3); del x; b = [E(.0625) for _ in range(48)]; k = b[::2]; del b")
+    report = kernel.guard("y = E(.25)", CHEAP)
+    assert report["status"] == "failed"
+    assert report["largest_free"] == 64 << 20
+    assert report["cached"] == 1536 << 20
+    assert any(line.endswith("expandable_segments:True") for line in lines(report))
+    assert not any("--shrink" in line for line in lines(report))
+
+
+def test_s3_fragmentation_is_compacted(kernel):
+    """The full ladder: compaction on the card, 256 MiB fit, every byte intact."""
+    from record import record
+
+    kernel.run("cap(3.2); x = E(3); del x; b = [E(.0625) for _ in range(48)]; k = b[::2]; del b")
+    kernel.run("for i, t in enumerate(k): t.fill_(i)\ndel t")
+    report = kernel.guard("y = E(.25)")
+    assert report["status"] == "rescued", report
+    assert rung(report, "compact")["moved_bytes"] > 0
+    assert kernel.value("all(bool((t == i).all()) for i, t in enumerate(k))") == "True"
+    record("guard_s3", {r["id"]: {"moved": r["moved_bytes"], "s": r["seconds"]} for r in report["rungs"]})
+
+
+@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
+def test_s4_private_pools(kernel, options):
+    """A captured graph holds 2 GiB of 3: said, the live graph named, nothing reset unasked."""
+    kernel.run("cap(3); a = torch.zeros(1).cuda(); g = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(g): E(2).add_(1)")
+    report = kernel.guard("y = E(2)", options)
+    assert report["status"] == "failed"
+    assert held(report, "private-pool") >= 2 * GIB
+    assert "g.reset()" in lines(report)
+    kernel.run("g.reset()")
+    assert kernel.guard("y = E(2)", options)["raised"] is None
+
+
+def test_s4_another_streams_cache_needs_no_rescue(kernel):
+    """torch flushes it itself: the guard stays silent."""
+    kernel.run("cap(4)\nwith torch.cuda.stream(torch.cuda.Stream()): E(3)")
+    report = kernel.guard("y = E(3)")
+    assert (report["status"], report["output"]) == ("ok", [])
+
+
+def test_s5_shrink_a_batch(kernel):
+    """65536 does not fit under 1 GiB: lowered, left at the good value, said; without the option no change."""
+    kernel.run("cap(1); n = net(); bs = 65536")
+    code = "n(torch.randn(bs, 1024, device='cuda')).sum().backward()"
+    report = kernel.guard(code)
+    assert report["raised"]
+    assert kernel.value("bs") == "65536"
+    assert "%%cuda_guard --shrink bs" in lines(report)
+    kernel.run("n.zero_grad(set_to_none=True); gc.collect()")
+    report = kernel.guard(code, "--shrink bs=256")
+    assert report["status"] == "rescued", report
+    assert 256 <= int(kernel.value("bs")) < 16384
+    assert "shrink: bs" in report["output"][0][1]
+
+
+def _other(code: str) -> subprocess.Popen:
+    """Another process that runs `code` on the card and says when it is ready."""
+    head = "import torch, time, sys\nG = 2**30\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", head + code + "\nprint('ready', flush=True)\nsys.stdin.readline()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline().strip() == "ready"
+    return child
+
+
+HOG = "k = torch.empty(torch.cuda.mem_get_info()[0] - {}, dtype=torch.uint8, device='cuda'); torch.cuda.synchronize()"
+
+
+def test_s6_another_process_holds_the_card(kernel):
+    """Named, waited for, no advice on the batch; rescued once it has left."""
+    kernel.run("own = E(.01); bs = 8")
+    other = _other(HOG.format("2 * G"))
+    try:
+        report = kernel.guard("y = E(6 if bs else 0)", "--wait 1")
+        assert report["status"] == "failed"
+        assert rung(report, "wait")["state"] == "failed"
+        assert not any("--shrink" in line for line in lines(report))
+        assert lines(report)[0] == "%gpu_mem --who"
+        kernel.run(
+            f"import threading, os, signal; threading.Timer(2, lambda: os.kill({other.pid}, signal.SIGKILL)).start()"
+        )
+        report = kernel.guard("y = E(6)", "--wait 60")
+        assert report["status"] == "rescued", report
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_s7_the_first_allocation(kernel):
+    """No room for the context: said so, not the batch; the same kernel works once the other has left."""
+    other = _other(HOG.format("150 * 2**20"))
+    try:
+        report = kernel.guard("z = torch.zeros(1, device='cuda')")
+        assert report["kind"] == "context", report
+        assert report["attempts"] == 1
+    finally:
+        other.kill()
+        other.wait()
+    assert kernel.guard("z = torch.zeros(1, device='cuda')")["status"] == "ok"
+
+
+def test_s8_a_library_handle(kernel):
+    """cuBLAS finds no memory while torch caches everything: caches, one repeat."""
+    kernel.run(
+        "a = torch.randn(64, 64, device='cuda')\nhold = []\nsize = 64 * G\nwhile size >= 2 << 20:\n"
+        "    try: hold.append(torch.empty(size, dtype=torch.uint8, device='cuda'))\n"
+        "    except RuntimeError: size //= 2\ndel hold"
+    )
+    report = kernel.guard("r = (a @ a).sum().item()")
+    assert report["status"] == "rescued", report
+    assert report["attempts"] == 2
+    assert rung(report, "caches")["freed_bytes"] > GIB
+
+
+def test_s9_cycles(kernel):
+    """Its own cycles: at most the allowed repeats, the type named, an end."""
+    kernel.run("cap(3)\nclass N:\n    def __init__(s): s.x = E(.9); s.me = s\ngc.disable()")
+    report = kernel.guard("[N() and 0 for _ in range(6)]")
+    assert report["status"] == "failed"
+    assert report["attempts"] <= 4
+    assert any(name == "N" for r in report["rungs"] for name, _ in r["cycles"])
+
+
+def test_s10_inside_backward(kernel):
+    """Partial gradients: not counted twice. Refused without a checkpoint."""
+    kernel.run(
+        "cap(2); torch.manual_seed(0); n = net(); x = torch.randn(64, 1024, device='cuda')\nn(x).sum().backward()\n"
+        "h = n[8].register_full_backward_hook(lambda *a: E(100) and None)\n"
+        "before = [p.grad.clone() for p in n.parameters()]"
+    )
+    report = kernel.guard("n(x).sum().backward()")
+    assert report["raised"]
+    assert report["status"] in ("refused", "not-repeated")
+    report = kernel.guard("n(x).sum().backward()", "--checkpoint n --retries 1")
+    assert report["raised"]
+
+
+def test_s11_swallowed(kernel):
+    """Handled by the cell itself: no repeat, one note."""
+    kernel.run("cap(1); n = net()")
+    report = kernel.guard(
+        "for b in (65536, 1024):\n    try:\n        n(torch.randn(b, 1024, device='cuda')).sum().backward(); break\n"
+        "    except RuntimeError: pass"
+    )
+    assert (report["status"], report["handled"], report["output"]) == ("ok", 1, [])
+
+
+def test_s12_a_lost_context(kernel):
+    """A device-side assert: one attempt, no rung, restart; our own readings raise nothing."""
+    report = kernel.guard(
+        "x = torch.zeros(3, device='cuda'); x[torch.tensor([10], device='cuda')]; torch.cuda.synchronize()"
+    )
+    assert report["kind"] == "lost-context"
+    assert (report["attempts"], report["rungs"]) == (1, [])
+    assert lines(report)[0] == "%cuda_env --restart"
+    assert [k for k, _ in report["output"] if k != "stderr"] == ["error", "display_data"]
+
+
+def test_s13_host_memory(kernel):
+    """numpy and page-locked memory: the host, no rung."""
+    kernel.run("import numpy as np; a = E(.01)")
+    for code in ("np.zeros(2**50, np.uint8)", "torch.empty(2**44, dtype=torch.uint8, pin_memory=True)"):
+        report = kernel.guard(code)
+        assert report["kind"] == "host-memory", report
+        assert report["rungs"] == []
+
+
+def test_a_rescued_run_gives_the_numbers_of_one_with_enough_memory(kernel):
+    """The statement's random numbers on the card are the same after a rescue."""
+    kernel.run("cap(3); torch.cuda.manual_seed(3); want = torch.randn(1000, device='cuda')\ntorch.cuda.manual_seed(3)")
+    kernel.run("def f():\n    a = E(2); b = E(2)\nf()")
+    report = kernel.guard("for _ in range(1):\n    got = torch.randn(1000, device='cuda'); big = E(1.5)")
+    assert report["status"] == "rescued", report
+    assert kernel.value("bool(torch.equal(want, got))") == "True"
+
+
+def test_the_peak_is_that_of_the_plain_cell(kernel):
+    """Rebinding a name in a loop: the guard keeps no old value alive."""
+    code = "torch.cuda.reset_peak_memory_stats()\nx = E(1)\nfor _ in range(3):\n    x = None\n    x = E(1)"
+    kernel.run("cap(8)")
+    kernel.run(code)
+    plain = kernel.value("torch.cuda.max_memory_allocated()")
+    kernel.run("del x")
+    kernel.guard(code)
+    assert kernel.value("torch.cuda.max_memory_allocated()") == plain
