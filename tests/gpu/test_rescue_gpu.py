@@ -13,6 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 GIB = 1 << 30
 PRELUDE = (
     "%load_ext cuda_magic\nimport torch, gc, json, sys\nG = 2**30\n"
@@ -30,7 +31,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)})
+        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": PATHS})
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
