@@ -1,0 +1,57 @@
+"""What README and the pages say is so: links lead somewhere, options exist, the mistake shown is the real one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cuda_magic.magics import SPECS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FLAGS = {flag for spec in SPECS for flag in spec.flags}
+OTHERS = {"--json", "--full", "--show-private"}  # of the command line
+FOREIGN = re.compile(r"docker|pip |jupyter|pytest|python|nvidia-smi|scontrol|sbatch|kernel|ipcluster|make ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    """Every relative link of a page names a file of the project."""
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_options_named_in_readme_exist():
+    """An option in README is one of a magic's or of the command line."""
+    text = (ROOT / "README.md").read_text()
+    named = {
+        flag
+        for code in re.findall(r"`([^`\n]+)`", text)
+        if not FOREIGN.search(code)
+        for flag in re.findall(r"--[a-z][a-z-]*", code)
+    }
+    assert named <= FLAGS | OTHERS, named - FLAGS - OTHERS
+
+
+def test_the_mistake_in_readme_is_the_real_answer(loaded, monkeypatch):
+    """The misspelt allocator option gives the sentence that README shows."""
+    from cuda_magic.errors import CudaMagicError
+
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    text = (ROOT / "README.md").read_text()
+    line, answer = re.search(r"^%cuda_env (PYTORCH\S+)\n(\w+Error: .+)$", text, re.MULTILINE).groups()
+    with pytest.raises(CudaMagicError) as caught:
+        loaded.run_line_magic("cuda_env", line)
+    assert f"{type(caught.value).__name__}: {caught.value}" == answer
+
+
+def test_rungs_in_readme_are_the_ladders():
+    """README's table names every rung of the ladder."""
+    from cuda_magic.rescue.options import RUNGS
+
+    text = (ROOT / "README.md").read_text()
+    for rung in RUNGS:
+        assert rung in text
