@@ -290,6 +290,16 @@ def test_s13_host_memory(kernel):
         assert report["rungs"] == []
 
 
+def test_s14_another_librarys_allocation(kernel):
+    """CuPy finds no room beside torch's cache: the cache is emptied and the statement passes (S14)."""
+    pytest.importorskip("cupy")
+    kernel.run("import cupy\nx = E(torch.cuda.mem_get_info()[0] / G - 4)\ndel x")
+    report = kernel.guard("y = cupy.empty(8 * G, 'u1')", "--only holders,collect,caches")
+    assert report["raised"] is None, report
+    assert report["status"] == "rescued"
+    assert kernel.value("y.nbytes // G") == "8"
+
+
 def test_a_rescued_run_gives_the_numbers_of_one_with_enough_memory(kernel):
     """The statement's random numbers on the card are the same after a rescue."""
     kernel.run("cap(3); torch.cuda.manual_seed(3); want = torch.randn(1000, device='cuda')\ntorch.cuda.manual_seed(3)")
