@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["current_shell", "earlier_errors", "forget_errors", "forget_outputs", "frame_locals", "origin", "outputs"]
+__all__ = [
+    "MACHINERY",
+    "current_shell",
+    "earlier_errors",
+    "forget_errors",
+    "forget_outputs",
+    "frame_locals",
+    "frames",
+    "origin",
+    "outputs",
+]
 
 _LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 """last_exc since Python 3.12."""
 _NUMBERED = re.compile(r"_[0-9]+\Z")
 _OPTIMIZED = 0x1 | 0x2
 """CO_OPTIMIZED | CO_NEWLOCALS: a function's frame. A module's f_locals is the user's namespace."""
-_MACHINERY = ("IPython", "ipykernel", "cuda_magic")
-"""Their frames lie in every traceback and lead to everything."""
+MACHINERY = ("IPython", "ipykernel", "cuda_magic", "traitlets", "asyncio")
+"""Packages whose frames lie in every traceback; these and their objects lead to everything."""
 
 
 def current_shell() -> Any:
@@ -78,7 +88,7 @@ def origin(error: BaseException, shell: Any) -> int | None:
 def frame_locals(frame: FrameType) -> dict[str, Any]:
     """The locals of a function's frame, empty for a module's; leaves no snapshot behind that would hold them."""
     module = str(frame.f_globals.get("__name__", "")).split(".", 1)[0]
-    if frame.f_code.co_flags & _OPTIMIZED != _OPTIMIZED or module in _MACHINERY:
+    if frame.f_code.co_flags & _OPTIMIZED != _OPTIMIZED or module in MACHINERY:
         return {}
     names = frame.f_locals
     copied = dict(names)
@@ -94,13 +104,14 @@ def frames(traceback: TracebackType | None) -> Iterator[FrameType]:
         traceback = traceback.tb_next
 
 
-def outputs(shell: Any) -> dict[str, Any]:
-    """Shown values that IPython keeps, by the name to reach them with."""
-    namespace = getattr(shell, "user_ns", {})
+def outputs(shell: Any, namespace: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Shown values that IPython keeps, by the name to reach them with. `namespace` is the shell's unless given."""
+    if namespace is None:
+        namespace = getattr(shell, "user_ns", {})
     found: dict[str, Any] = {}
     out = namespace.get("Out")
-    if isinstance(out, dict):
-        found |= {f"Out[{n}]": value for n, value in out.items()}
+    if type(out) is dict:
+        found |= {f"Out[{n}]": value for n, value in list(out.items())}
     found |= {name: namespace[name] for name in ("_", "__", "___") if name in namespace}
     result = getattr(getattr(shell, "last_execution_result", None), "result", None)
     if result is not None:

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass, field
 
 from ..kernel import holders as kernel
-from .owners import Holder, Root, holders, of_namespace
+from ..memory.variables import Root, tracebacks, user_variables
+from .owners import Holder, holders
 from .situation import Room, Situation
 
 __all__ = ["Survey", "survey"]
@@ -34,7 +35,7 @@ def survey(s: Situation, error: BaseException | None) -> Survey:
     found: list[Holder] = []
     room = s.room()
     if s.allocator is not None and s.device is not None and room is not None:
-        found += holders(s.allocator, _roots(s, error), s.device)
+        found += holders(s.allocator, s.namespace, _roots(s, error), s.device)
         named = sum(h.nbytes or 0 for h in found)
         if room.allocated - named - room.pools > MIB:
             found.append(
@@ -61,15 +62,11 @@ def survey(s: Situation, error: BaseException | None) -> Survey:
 
 
 def _roots(s: Situation, error: BaseException | None) -> list[Root]:
-    roots = of_namespace(s.namespace)
+    roots = user_variables(s.namespace, s.shell)
     roots += [Root("output", name, value) for name, value in kernel.outputs(s.shell).items()]
     if error is not None:
         roots.append(Root("traceback", "this cell's own error", error))
-    for earlier in kernel.earlier_errors(s.shell):
-        number = kernel.origin(earlier, s.shell)
-        where = f"of In[{number}]" if number is not None else "of an earlier cell"
-        roots.append(Root("traceback", f"traceback {where}", earlier))
-    return roots
+    return roots + tracebacks(s.shell)
 
 
 def _outside(s: Situation, room: Room | None) -> list[Holder]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...kernel import holders as kernel
-from ..owners import Root, holders
+from ...memory.variables import Root, Search
 from ..situation import Situation
 from . import Did
 
@@ -26,7 +26,7 @@ class _Holders:
         if s.options.free_outputs and s.allocator is not None:
             held = []
             for name, value in kernel.outputs(s.shell).items():
-                if any(h.kind == "output" for h in holders(s.allocator, [Root("output", name, value)])):
+                if Search(s.allocator, s.namespace).held([Root("output", name, value)]):
                     held.append(value)
             freed = kernel.forget_outputs(s.shell, held)
             del held
