@@ -24,26 +24,27 @@ _PARTS = ("_parameters", "_buffers", "_modules")
 _OF_ERRORS = tuple(vars(BaseException)[name] for name in ("args", "__cause__", "__context__"))
 
 
-def _of_type(name: str, kind: type) -> Any:
-    """An attribute of a class, past its metaclass."""
-    return vars(type)[name].__get__(kind)
+_mro, _dict, _flags, _module, _name = (
+    vars(type)[name].__get__ for name in ("__mro__", "__dict__", "__flags__", "__module__", "__name__")
+)
+"""These attributes of a class, past its metaclass."""
 
 
 def type_name(value: Any) -> str:
     """The name of the value's type."""
-    return str(_of_type("__name__", type(value)))
+    return str(_name(type(value)))
 
 
 def from_machinery(value: Any) -> bool:
-    """Whether the value's type is of the notebook's machinery."""
-    module = _of_type("__module__", type(value))
-    return type(module) is str and module.split(".", 1)[0] in MACHINERY
+    """Whether the value's type is of the notebook's machinery. An error's is not: its frames are the user's."""
+    module = _module(type(value))
+    return type(module) is str and module.split(".", 1)[0] in MACHINERY and not issubclass(type(value), BaseException)
 
 
 def fields(value: Any) -> dict[str, Any]:
     """The object's own ``__dict__``, empty where it has none."""
-    for base in _of_type("__mro__", type(value)):
-        found = _of_type("__dict__", base).get("__dict__")
+    for base in _mro(type(value)):
+        found = _dict(base).get("__dict__")
         if type(found) is types.GetSetDescriptorType:
             try:
                 own = found.__get__(value)
@@ -54,10 +55,10 @@ def fields(value: Any) -> dict[str, Any]:
 
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
-    for base in _of_type("__mro__", type(value)):
-        if not _of_type("__flags__", base) & _HEAP_TYPE:
+    for base in _mro(type(value)):
+        if not _flags(base) & _HEAP_TYPE:
             continue  # a built-in type's members lead to everything: a function's globals
-        for name, member in list(_of_type("__dict__", base).items()):
+        for name, member in list(_dict(base).items()):
             if type(member) is types.MemberDescriptorType and name not in ("__dict__", "__weakref__"):
                 try:
                     yield name, member.__get__(value, type(value))
