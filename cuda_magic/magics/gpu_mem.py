@@ -25,7 +25,7 @@ SPEC = Spec(
         Option("--free", "give back what this kernel holds for nothing; variables stay"),
         Option("--outputs", "with --free: let go of Out and _ too"),
         Option("--log", "record readings until --stop; the ending is .csv, .jsonl or .parquet", "FILE"),
-        Option("--replay", "show a recording", "FILE"),
+        Option("--replay", "show a recording in the panel (a table where there are no widgets)", "FILE"),
         Option("--interval", "seconds between two readings (at least 0.25)", "S", {"type": float}),
         Option("--alert", "percent of a device's memory above which it is said", "PERCENT", {"type": int}),
         Option("--stop", "stop the panel and the recording"),
@@ -99,7 +99,12 @@ def _answer(magics: Any, options: Any, asked: str) -> Any:
     if asked == "replay":
         from ..devices.replay import replay
 
-        return replay(Path(options.replay).expanduser())
+        recording = replay(Path(options.replay).expanduser())
+        if options.df or options.json:
+            return recording
+        from .. import panel
+
+        return panel.replay(magics, recording, alert)
     interval = _interval(settings.interval if options.interval is None else options.interval)
     if asked == "log":
         return _log(Path(options.log).expanduser(), interval, alert)
@@ -133,11 +138,16 @@ def _log(path: Path, interval: float, alert: int) -> None:
 
 
 def _stop() -> None:
-    close_panel()
+    from .. import panel
+
+    open_before = panel.is_open()
+    said = panel.stop()
     recording = sys.modules.get("cuda_magic.devices.recording")
-    said = recording.stop() if recording is not None else ""
-    if said:
+    recorded = recording.stop() if recording is not None else ""
+    if open_before or not recorded:
         _say(said)
+    if recorded:
+        _say(recorded)
 
 
 def _snapshot(path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["close", "show", "stop"]
+if TYPE_CHECKING:
+    from ..devices.replay import Replay
+
+__all__ = ["close", "is_open", "replay", "show", "stop"]
 
 
 def show(magics: Any, *, interval: float, alert: int) -> Any:
@@ -45,9 +48,33 @@ def show(magics: Any, *, interval: float, alert: int) -> Any:
     return None
 
 
+def replay(magics: Any, recording: Replay, alert: int) -> Replay | None:
+    """Show a recording in the panel.
+
+    Returns
+    -------
+    Replay or None
+        None where the panel is shown; the recording itself in a terminal and without ipywidgets.
+    """
+    if getattr(magics.shell, "kernel", None) is None:
+        return recording
+    try:
+        from .playback import Playback
+    except ImportError:
+        return recording
+    Playback.show(magics.shell, recording, alert)
+    return None
+
+
 def stop() -> str:
     """Stop the panel; gives the sentence that says so."""
     return "The panel is stopped; its last reading stays." if close() else "No panel is open."
+
+
+def is_open() -> bool:
+    """Whether a panel is shown."""
+    live = sys.modules.get(f"{__name__}.live")
+    return live is not None and live.current() is not None
 
 
 def close() -> bool:

@@ -18,6 +18,7 @@ import ipywidgets
 from ..devices.command import once
 from ..devices.table import MemoryTable
 from ..kernel import control
+from ..result import Result
 from . import wire
 from .saved import HIDE, Saved, still
 from .watchers import Watchers
@@ -26,7 +27,6 @@ __all__ = ["Panel", "current", "stop"]
 
 POINTS = 300
 """Readings that the history holds."""
-TEXT = "GPU memory, live. The last reading that a saved notebook keeps is below."
 ALIVE = 5.0
 """Seconds after which a page without the control channel is told that an unchanged reading is a fresh one."""
 _current: Panel | None = None
@@ -39,6 +39,9 @@ def current() -> Panel | None:
 
 class Panel:
     """One live panel; opening a second one closes the first."""
+
+    text = "GPU memory, live. The last reading that a saved notebook keeps is below."
+    """What stands in the widget's place where there are no widgets."""
 
     def __init__(self, shell: Any, table: MemoryTable, interval: float, alert: int, watchers: Watchers) -> None:
         self.shell = shell
@@ -72,35 +75,46 @@ class Panel:
         cls, shell: Any, table: MemoryTable, interval: float, alert: int, watchers: Watchers | None = None
     ) -> Panel:
         """Show a new panel, in place of the one before."""
-        global _current
         stop()
-        panel = _current = cls(shell, table, interval, alert, watchers or Watchers())
+        panel = cls(shell, table, interval, alert, watchers or Watchers())
         panel._note(table)
-        panel._send_plain()
-        view = {"version_major": 2, "version_minor": 0, "model_id": panel.box.model_id}
-        shell.display_pub.publish({"text/plain": TEXT, "application/vnd.jupyter.widget-view+json": view})
-        panel.saved.show(table)
-        panel._open_rich()
-        for event in ("pre_run_cell", "post_run_cell"):
-            shell.events.register(event, panel._cell)
-        panel._thread.start()
+        panel._begin()
         return panel
+
+    def _begin(self) -> None:
+        """Show what is there, and start to hear and read."""
+        global _current
+        _current = self
+        self._send_plain()
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
+        self.shell.display_pub.publish({"text/plain": self.text, "application/vnd.jupyter.widget-view+json": view})
+        self.saved.show(self._kept())
+        self._open_rich()
+        for event in ("pre_run_cell", "post_run_cell"):
+            self.shell.events.register(event, self._cell)
+        self._thread.start()
+
+    def _kept(self) -> Result:
+        """What a saved notebook keeps."""
+        return self.table
+
+    def _more(self) -> dict[str, Any]:
+        """What the rich panel is given besides."""
+        return {"label": self.table.reading.label, "cards": wire.cards(self.table)}
 
     def _open_rich(self) -> None:
         try:
             from .rich import Rich
         except ImportError:
             return
-        reading = self.table.reading
         self.rich = Rich(
             key=self.key,
             control=self.control,
             beat=self.watchers.lease / 3,
             interval=self.interval,
             alert=self.alert,
-            label=reading.label,
-            driver=reading.driver_version or "",
-            cards=wire.cards(self.table),
+            driver=self.table.reading.driver_version or "",
+            **self._more(),
         )
         self.rich.on_msg(lambda _widget, said, _buffers: self._hear(said))
 
@@ -117,7 +131,7 @@ class Panel:
             except ValueError:
                 pass
         control.deafen()
-        self.saved.close(self.table)
+        self.saved.close(self._kept())
         # VBox and HTML each own a layout and a style model; none may stay behind
         for widget in (self.rich, self.box, self.plain):
             if widget is not None:
@@ -176,9 +190,7 @@ class Panel:
 
     def _tell(self) -> None:
         """Send what the page does not have yet, if anybody looks."""
-        if self.rich is not None and self.watchers.answered and not self.is_rich:
-            self.is_rich = True
-            self.box.children = [self.rich]
+        self._become_rich()
         self._owed = self.watchers.wants() or self._owed
         if not self.watchers.looking():
             self._owed = True  # the page misses readings: the next message carries the history
@@ -187,6 +199,11 @@ class Panel:
             self._send_rich()
         else:
             self._send_plain()
+
+    def _become_rich(self) -> None:
+        if self.rich is not None and self.watchers.answered and not self.is_rich:
+            self.is_rich = True
+            self.box.children = [self.rich]
 
     def _send_rich(self) -> None:
         fresh = wire.cards(self.table)

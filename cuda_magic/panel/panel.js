@@ -1,6 +1,7 @@
 // The rich panel. History, pause, sort, filter and the alert line live here: a click does not reach Python while a
 // cell runs. Text from outside becomes text only (textContent), never markup.
 // Python sends {s: number of the reading, v: values} a tick, and h: history after a gap; the page says what it sees.
+// Of a recording all readings are in the model (frames, times) from the start: only `ready` is said then.
 
 const TARGET = "cuda_magic.panel";
 const POINTS = 300;
@@ -21,6 +22,7 @@ const SORTS = [["gpu", "GPU number"], ["used", "most used"], ["util", "busiest"]
 const panels = new Map(); // key -> what all views of one panel share on this page
 const id = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 12);
 const now = () => Date.now();
+const point = values => values.flatMap(device => device.slice(0, 2)); // what the lines are drawn from
 
 // -- speaking to the kernel
 function overControl(model, body, heard) {
@@ -70,6 +72,12 @@ function initialize({ model }) {
     panel.history.splice(0, panel.history.length - POINTS);
     panel.seq = Math.max(panel.seq, seq);
   };
+  const frames = model.get("frames") || [];
+  if (frames.length) {
+    Object.assign(panel, { frames, history: frames.map(point), report: () => {} });
+    say("ready");
+    return () => panels.delete(key);
+  }
   panel.report = () => {
     const sees = looking();
     if (panel.gone || sees === panel.said) return;
@@ -94,7 +102,7 @@ function initialize({ model }) {
     else catchUp(message.v ? message.s - 1 : message.s);
     if (message.v) {
       panel.values = message.v;
-      panel.history.push(message.v.flatMap(device => device.slice(0, 2)));
+      panel.history.push(point(message.v));
       panel.history.splice(0, panel.history.length - POINTS);
       panel.seq = message.s;
     }
@@ -143,11 +151,14 @@ function sparkline() {
   attribute(svg, "aria-hidden", "true");
   attribute(svg, "class", "cmg-spark");
   const area = document.createElementNS(SVG, "path"), line = document.createElementNS(SVG, "path");
+  const cursor = document.createElementNS(SVG, "path");
   attribute(area, "class", "cmg-spark-used");
   attribute(line, "class", "cmg-spark-util");
-  svg.append(area, line);
-  svg.draw = (used, util) => {
-    const x = i => (100 - ((used.length - 1 - i) * 100) / (POINTS / 5 - 1)).toFixed(1); // a minute at 1 s
+  attribute(cursor, "class", "cmg-spark-cursor");
+  svg.append(area, line, cursor);
+  svg.draw = (used, util, span, place) => {
+    const x = i => (100 - ((used.length - 1 - i) * 100) / Math.max(1, span - 1)).toFixed(1);
+    attribute(cursor, "d", place === undefined ? "" : `M${x(place)} 0V24`);
     const path = values => {
       let out = "", pen = "M";
       values.forEach((v, i) => {
@@ -197,7 +208,7 @@ function row(key) {
   return r;
 }
 
-function fill(r, card, values, history, at, alert) {
+function fill(r, card, values, history, at, alert, place) {
   put(r.index, `GPU ${card.id}`);
   put(r.model, card.name.replace(/^NVIDIA /, ""));
   const cuda = card.cuda !== null && card.cuda !== undefined ? `cuda:${card.cuda}` : "";
@@ -228,8 +239,9 @@ function fill(r, card, values, history, at, alert) {
   put(r.util, with_(values[UTIL], " %"));
   put(r.temp, with_(values[TEMP], " °C"));
   put(r.power, with_(values[POWER], " W"));
-  const tail = history.slice(-POINTS / 5);
-  r.spark.draw(tail.map(p => percent(p[2 * at], card.total)), tail.map(p => p[2 * at + 1]));
+  const tail = place === undefined ? history.slice(-POINTS / 5) : history; // live: a minute at 1 s
+  const span = place === undefined ? POINTS / 5 : history.length;
+  r.spark.draw(tail.map(p => percent(p[2 * at], card.total)), tail.map(p => p[2 * at + 1]), span, place);
   detail(r.detail, card, words, values, cuda, history, at);
 }
 
@@ -279,6 +291,19 @@ function render({ model, el }) {
   search.type = "search";
   search.placeholder = "Filter";
   tools.append(search, order, pause);
+  const slider = make("input", "cmg-slider"), frames = panel.frames;
+  if (frames) {
+    const times = model.get("times");
+    const at = () => `${times[slider.value].toFixed(1)} s of ${times.at(-1).toFixed(1)} s`;
+    slider.type = "range";
+    slider.max = frames.length - 1;
+    slider.value = frames.length - 1;
+    attribute(slider, "aria-label", "Moment of the recording");
+    slider.told = () => { attribute(slider, "aria-valuetext", at()); return at(); };
+    slider.oninput = () => redraw();
+    tools.prepend(slider);
+    pause.hidden = true;
+  }
   head.append(title, badge, total, state, tools);
   const legend = make("div", "cmg-legend"), list = make("ul", "cmg-list"), none = make("div", "cmg-none");
   const alerts = make("div", "cmg-alerts");
@@ -294,7 +319,7 @@ function render({ model, el }) {
   }));
   const utilItem = legend.appendChild(make("span", "cmg-item cmg-key"));
   utilItem.append(make("span", "cmg-swatch cmg-line"), make("span", "", "utilization, last minute"));
-  const minutes = Math.round((POINTS / 5) * model.get("interval"));
+  const minutes = Math.round(frames ? model.get("times").at(-1) : (POINTS / 5) * model.get("interval"));
   put(utilItem.lastChild, `utilization over ${minutes < 120 ? `${minutes} s` : `${Math.round(minutes / 60)} min`}`);
   el.replaceChildren(head, list, none, legend, alerts);
 
@@ -303,7 +328,9 @@ function render({ model, el }) {
     const cards = model.get("cards"), alert = model.get("alert");
     el.dataset.seq = panel.seq;
     el.dataset.points = panel.history.length;
-    const shown = paused || { values: panel.values, history: panel.history };
+    const spot = panel.frames ? Number(slider.value) : undefined;
+    const live = { values: panel.frames ? panel.frames[spot] : panel.values, history: panel.history };
+    const shown = paused || live;
     if (!shown.values || shown.values.length !== cards.length) return;
     const { values, history } = shown;
     el.dataset.shown = history.length;
@@ -314,7 +341,7 @@ function render({ model, el }) {
     order_.forEach((i, place) => {
       let r = rows.get(i);
       if (!r) { r = row(model.get("key")); r.root.dataset.gpu = cards[i].id; rows.set(i, r); }
-      fill(r, cards[i], values[i], history, i, alert);
+      fill(r, cards[i], values[i], history, i, alert, spot);
       const focused = r.root.contains(document.activeElement) ? document.activeElement : null;
       if (list.children[place] !== r.root) {
         list.insertBefore(r.root, list.children[place] || null);
@@ -340,10 +367,10 @@ function render({ model, el }) {
   };
   const tell = () => {
     const late = now() - panel.fresh, limit = Math.max(6000, 6000 * model.get("interval"));
-    const kind = panel.lost ? "lost" : paused ? "paused" : !panel.fresh ? "waiting" : late > limit ? "late" : "live";
+    const kind = frames ? "replay" : panel.lost ? "lost" : paused ? "paused" : !panel.fresh ? "waiting" : late > limit ? "late" : "live";
     attribute(el, "data-state", kind);
     put(words, {
-      lost: LOST, paused: "paused", waiting: "waiting for a reading", late: `no reading for ${Math.round(late / 1000)} s`,
+      replay: frames && slider.told(), lost: LOST, paused: "paused", waiting: "waiting for a reading", late: `no reading for ${Math.round(late / 1000)} s`,
       live: `live, every ${model.get("interval")} s`,
     }[kind]);
   };

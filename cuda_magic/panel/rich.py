@@ -29,11 +29,15 @@ class Rich(anywidget.AnyWidget):
     alert = traitlets.Int().tag(sync=True)
     """Percent above which a device is named."""
     label = traitlets.Unicode().tag(sync=True)
-    """``PRACTICE`` or empty."""
+    """``PRACTICE``, ``REPLAY`` or empty."""
     driver = traitlets.Unicode().tag(sync=True)
     """The driver's release."""
     cards = traitlets.List().tag(sync=True)
     """What changes rarely of each device (see wire.cards)."""
+    frames = traitlets.List().tag(sync=True)
+    """The values of each reading of a recording (see wire.values); empty where the readings come live."""
+    times = traitlets.List().tag(sync=True)
+    """Seconds from a recording's first reading to each of `frames`."""
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": "GPU memory panel"}

@@ -11,6 +11,7 @@ from typing import Any
 from ..devices.table import MemoryTable
 from ..render import html, text
 from ..render.blocks import Text
+from ..result import Result
 
 __all__ = ["HIDE", "Saved"]
 
@@ -35,7 +36,7 @@ class Saved:
         self._id = uuid.uuid4().hex
         self._written = clock()
 
-    def show(self, table: MemoryTable) -> None:
+    def show(self, table: Result) -> None:
         self._publish(self._bundle(table, live=True), transient={"display_id": self._id})
 
     def update(self, table: MemoryTable) -> bool:
@@ -46,13 +47,15 @@ class Saved:
         self._publish(self._bundle(table, live=True), transient={"display_id": self._id}, update=True)
         return True
 
-    def close(self, table: MemoryTable) -> None:
+    def close(self, table: Result) -> None:
         """The last reading, no longer hidden by a live panel."""
         self._publish(self._bundle(table, live=False), transient={"display_id": self._id}, update=True)
 
-    def _bundle(self, table: MemoryTable, live: bool) -> dict[str, Any]:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(table.reading.time))
-        blocks = [*table.blocks(), Text(f"Read {when}." if live else f"Read {when}; the panel is stopped.")]
+    def _bundle(self, table: Result, live: bool) -> dict[str, Any]:
+        blocks = [*table.blocks()]
+        if isinstance(table, MemoryTable):  # a recording says by itself of when it is
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(table.reading.time))
+            blocks.append(Text(f"Read {when}." if live else f"Read {when}; the panel is stopped."))
         drawn = html.draw(blocks)
         return {
             "text/plain": text.draw(blocks),

@@ -21,6 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
             if missing:
                 item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(missing)}"))
+    items.sort(key=lambda item: HERE in item.path.parents)
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +38,12 @@ def notebook7(tmp_path_factory: pytest.TempPathFactory):
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium():
-    """One browser context for a module: its cache makes pages open in a second, and Playwright's loop ends with it."""
+    """One browser context for the session: its cache makes pages open in a second.
+
+    Playwright's event loop runs until it is closed, so these tests come last.
+    """
     with browser() as one:
         yield one.new_context()
 

@@ -6,7 +6,7 @@
 ...     page.run(0); page.finished(0); page.outputs()[0]
 
 Fixtures (tests/browser/conftest.py): ``lab`` and ``notebook7`` are servers, one for the whole session; ``chromium`` is
-a browser for one module; ``open_page(server, name, cells)`` writes a notebook and opens it in a tab.
+a browser for the session too; ``open_page(server, name, cells)`` writes a notebook and opens it in a tab.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def test_show_displays_the_panel_and_a_saved_reading(magics):
     """Two outputs: the widget with a text that never changes, and the reading that a saved notebook keeps."""
     assert panel.show(magics, interval=60, alert=95) is None
     (view, _, _), (saved, transient, update) = magics.shell.display_pub.made
-    assert view["text/plain"] == live.TEXT
+    assert view["text/plain"] == live.Panel.text
     assert view["application/vnd.jupyter.widget-view+json"]["model_id"] == live.current().box.model_id
     assert "NVIDIA H100" in saved["text/plain"] and "cuda-magic-saved" in saved["text/html"]
     assert transient["display_id"] and not update
