@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
@@ -109,6 +110,12 @@ def _shrink(text: str | None) -> tuple[str, int] | None:
     return _name(name, "--shrink"), int(floor) if equals else 1
 
 
+@lru_cache(maxsize=32)
+def _parsed(line: str) -> Any:
+    """The parsed line, kept: a cell that runs again has the same one. Nobody changes it."""
+    return SPEC.parse(_words(line))
+
+
 def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
     """The options of a line, and the parsed line itself.
 
@@ -119,7 +126,7 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
     """
     from ..rescue.options import GuardOptions
 
-    given = SPEC.parse(_words(line))
+    given = _parsed(line)
     otherwise = []
     for text in given.otherwise or ():
         name, equals, expression = text.partition("=")
@@ -158,7 +165,7 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
     return made, given
 
 
-def _check_names(made: GuardOptions, shell: Any, body: str) -> None:
+def _check_names(made: GuardOptions, shell: Any, hooks: Any, body: str) -> None:
     """Refuse what cannot work before anything runs: names that are nowhere, or that the cell itself assigns."""
     import ast
 
@@ -171,7 +178,7 @@ def _check_names(made: GuardOptions, shell: Any, body: str) -> None:
     if not asked:
         return
     try:
-        tree = ast.parse(shell.transform_cell(body))
+        tree = ast.parse(hooks.translate(body).source)
     except SyntaxError:
         return  # IPython says it best, when the cell runs
     assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
@@ -197,7 +204,7 @@ def run(magics: Any, line: str, cell: str | None) -> Any:
     from ..cells import run as run_cell
     from ..rescue.guard import GuardRun
 
-    _check_names(made, magics.shell, cell)
+    _check_names(made, magics.shell, magics.hooks, cell)
 
     def bind(report: Report) -> None:
         _last[:] = [report]

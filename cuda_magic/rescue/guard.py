@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..cells.rescuer import Step
 from ..machine import machine
-from . import marks, randomness
+from . import figures, marks, randomness
 from .options import RUNGS, GuardOptions
 from .report import Report
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Guard", "GuardRun", "guard"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+_NO_MARKS = marks.Marks()
+"""Of a statement that cannot change anything; nobody writes to it."""
 
 
 def _to_stderr(line: str) -> None:
@@ -63,7 +67,8 @@ class GuardRun:
         self.rungs: list[RungResult] = []
         self.notes: list[str] = []
         self.rescued = False
-        self._read: set[str] = set()
+        self._done: list[ast.stmt] = []
+        self._acts = True
         self._modes = ExitStack()
         self._ooms: int | None = None
         self._seen = 0
@@ -79,9 +84,10 @@ class GuardRun:
         self.status = "error"
         self.refused: list[str] = []
         self._random: dict[str, Any] | None = None
+        self._figures: frozenset[int] = frozenset()
         self._saved: list[Callable[[], None]] = []
         self._kept: tuple[str, ...] = ()
-        self._marks = marks.Marks()
+        self._marks = _NO_MARKS
         self._signature: object = None
         self._stuck = False
         self._held: int | None = None
@@ -90,19 +96,26 @@ class GuardRun:
 
     # -- while a cell runs
     def before(self, step: Step, namespace: dict[str, Any]) -> None:
-        allocator = machine().allocator()
+        allocator = None
         if self._ooms is None:
+            allocator = machine().allocator()
             self._ooms = _count_ooms(allocator)
         self.namespace = namespace
-        if self._step is None or step.index != self._step.index:
+        new = self._step is None or step.index != self._step.index
+        if new:
             if self._step is not None:
-                self._read |= marks.names_read(self._step.node)
+                self._done.append(self._step.node)  # what they read is asked only in a rescue
             self._step = step
             self._new_statement()
-            if marks.may_act(step.node):
-                self._random = randomness.take(namespace, allocator)
-                self._checkpoint(step, namespace)
+            self._acts = marks.may_act(step.node)
         self.attempts += 1
+        if not self._acts:
+            return
+        allocator = allocator or machine().allocator()
+        if new:
+            self._random = randomness.take(namespace, allocator)
+            self._figures = figures.numbers()
+            self._checkpoint(step, namespace)
         self._marks = marks.take(step, namespace, allocator, self._kept)
 
     def _checkpoint(self, step: Step, namespace: Mapping[str, Any]) -> None:
@@ -182,7 +195,7 @@ class GuardRun:
             need=need,
             stuck=self._stuck,
             spent=self.plain >= self.options.retries or self.fault.kind.id == "too-large",
-            read_before=frozenset(self._read),
+            read_before=frozenset().union(*map(marks.names_read, self._done)),
             memory=self._memory,
             enter=self._modes.enter_context,
             say=self.say,
@@ -199,6 +212,7 @@ class GuardRun:
             return False
         if self._random is not None:
             randomness.put_back(self._random, allocator)
+            figures.close_new(self._figures)
         last = results[-1]
         if last.id not in ("wait", "shrink", "else"):
             self.plain += 1

@@ -30,25 +30,29 @@ FEW = 50
 """Items of one container whose own lengths are compared too."""
 _HOLDS = (list, dict, set, deque)
 
-_ACTS: tuple[type[ast.AST], ...] = (
-    ast.Call,
-    ast.Await,
-    ast.BinOp,
-    ast.AugAssign,
-    ast.For,
-    ast.AsyncFor,
-    ast.With,
-    ast.AsyncWith,
-    ast.Delete,
-)
-_ACTS += (ast.Subscript, ast.comprehension, ast.Starred, ast.Compare, ast.While)
+_ACTS: frozenset[type[ast.AST]] = frozenset(
+    (ast.Call, ast.Await, ast.BinOp, ast.AugAssign, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Delete)
+) | {ast.Subscript, ast.comprehension, ast.Starred, ast.Compare, ast.While}
 
 
 def may_act(node: ast.AST | None) -> bool:
     """Whether a statement can run code that changes anything: definitions, imports and constants cannot."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return bool(node.decorator_list)
-    return node is None or any(isinstance(part, _ACTS) for part in ast.walk(node))
+    if node is None:
+        return True
+    todo: list[ast.AST] = [node]
+    while todo:  # ast.walk takes thrice as long, and this runs before every statement
+        part = todo.pop()
+        if type(part) in _ACTS:
+            return True
+        for name in part._fields:
+            value = getattr(part, name, None)
+            if isinstance(value, ast.AST):
+                todo.append(value)
+            elif type(value) is list:
+                todo += [item for item in value if isinstance(item, ast.AST)]
+    return False
 
 
 def names_read(node: ast.AST | None) -> frozenset[str]:
@@ -141,11 +145,8 @@ class Marks:
 
 
 def take(step: Step, namespace: Mapping[str, Any], allocator: Allocator | None, saved: Collection[str]) -> Marks:
-    """Marks before an attempt. Names in `saved` are kept by a checkpoint and are not marked."""
+    """Marks before an attempt of a statement that may act. Names in `saved` are kept by a checkpoint: not marked."""
     marks = Marks(bound=step.names_bound)
-    if not may_act(step.node):
-        return marks
-    read = names_read(step.node)
     watched: dict[str, Any] = {}
     for name, value in namespace.items():
         if name[:1] == "_" or name in saved or name in ("In", "Out", "get_ipython"):
@@ -162,7 +163,7 @@ def take(step: Step, namespace: Mapping[str, Any], allocator: Allocator | None, 
             marks.containers[name] = items
         elif kind in _ITERATORS:
             marks.iterators[name] = (_ITERATORS[kind](value), kind)
-        elif name in read and hasattr(kind, "__next__"):
+        elif hasattr(kind, "__next__") and name in names_read(step.node):
             marks.unknown.append(name)
         watched[name] = value
     if allocator is not None and watched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import jupyter_client
@@ -165,3 +166,46 @@ def test_else_keeps_quotes_and_brackets_together(kernel):
     line = "%%cuda_guard --quiet --else where='on the host' size=[1, 2]"
     code = f"{line}\nif where == 'gpu': gpu.empty('9 GiB')\nwhere, size"
     assert kernel.run(code) == [("execute_result", "('on the host', [1, 2])")]
+
+
+def test_a_failed_attempts_figure_is_not_shown(kernel):
+    """%matplotlib inline: one image after a rescue, and a figure of an earlier statement stays."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib_inline")
+    kernel.run("%matplotlib inline\nimport matplotlib.pyplot as plt")
+    draw = "for _ in range(1):\n    plt.figure(); plt.plot([1, 2]); x = gpu.empty('1.5 GiB')"
+    for before, images in (("", 1), ("plt.figure(); plt.plot([3])\n", 2)):
+        kernel.run("fail()")
+        output = kernel.run(f"%%cuda_guard\n{before}{draw}\ndel x")
+        shown = [text for kind, text in output if kind == "display_data"]
+        assert [kind for kind, _ in output if kind != "display_data"].count("stderr") == 1
+        assert len(shown) == images, output
+        assert all(text.startswith("<Figure") for text in shown)
+
+
+def test_an_interrupt_ends_a_rescue_that_waits(kernel):
+    """A real SIGINT while --wait waits: KeyboardInterrupt at once, and the kernel goes on."""
+    kernel.run("gpu.limit('24 GiB')\nother = gpu.other_process('23 GiB', pid=77)")
+    client = kernel.client
+    sent = client.execute("%%cuda_guard --wait 50\nx = gpu.empty('2 GiB')", stop_on_error=False)
+    started, interrupted, found = time.monotonic(), False, []
+    while True:
+        message = client.get_iopub_msg(timeout=40)
+        if message["parent_header"].get("msg_id") != sent:
+            continue
+        kind, content = message["msg_type"], message["content"]
+        if kind == "stream" and "waiting for other processes" in content["text"] and not interrupted:
+            interrupted = True
+            kernel.manager.interrupt_kernel()
+        elif kind == "error":
+            found.append(content["ename"])
+        elif kind == "status" and content["execution_state"] == "idle":
+            break
+    assert interrupted
+    assert found == ["KeyboardInterrupt"]
+    assert time.monotonic() - started < 20
+    reply = client.get_shell_msg(timeout=20)
+    assert reply["content"]["ename"] == "KeyboardInterrupt"
+    assert kernel.value("'x' in globals(), 1 + 1") == "(False, 2)"
+    kernel.run("other.stop()\ndel other\ngpu.limit('3 GiB')")
+    assert kernel.run("%%cuda_guard\nx = gpu.empty('1 GiB')") == []

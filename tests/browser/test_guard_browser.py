@@ -1,0 +1,49 @@
+"""A guarded cell as a person in JupyterLab sees it: the plain cell's outputs, prompts and errors, and a rescue."""
+
+from __future__ import annotations
+
+BODIES = [
+    "print('out'); 6 * 7",
+    "a = 1\na + 1;",
+    "from IPython.display import HTML, display\ndisplay(HTML('<b>bold</b>'))\n'last'",
+    "import sys\nprint('err', file=sys.stderr)\n\ndef f():\n    return [][3]\n\nf()",
+    "import asyncio\nawait asyncio.sleep(0)\n'awaited'",
+    "x = = 1",
+    "_ + '!'",
+]
+SETUP = "%load_ext cuda_magic"
+PRACTICE = """from cuda_magic.testing import gpu
+gpu = gpu(force=True)
+gpu.limit('3 GiB')
+def fail():
+    a = gpu.empty('2 GiB')
+    b = gpu.empty('2 GiB')"""
+
+
+def test_a_guarded_cell_looks_as_the_plain_one(lab, open_page):
+    """Outputs, prompts, output prompts and traceback text are the same; line 1 is a comment in both."""
+    seen = []
+    for name, first in (("plain", "# %%cuda_guard"), ("guarded", "%%cuda_guard")):
+        page = open_page(lab, f"{name}.ipynb", [SETUP, *(f"{first}\n{body}" for body in BODIES)])
+        texts = [page.execute(index) for index in range(len(BODIES) + 1)]
+        seen.append((texts, page.prompts(), [message for message in page.console if "rror" in message[0]]))
+    plain, guarded = seen
+    assert guarded == plain
+    assert guarded[1] == [f"[{n}]:" for n in range(1, len(BODIES) + 2)]
+    assert "IndexError" in guarded[0][4]
+    assert "awaited!" in guarded[0][7] or "awaited" in guarded[0][5]
+
+
+def test_a_rescued_cell_in_the_page(lab, open_page):
+    """After a failed cell that holds the memory: one line says that the statement ran again, and the value is shown."""
+    cells = [f"{SETUP}\n{PRACTICE}", "fail()", "%%cuda_guard\nx = gpu.empty('1.5 GiB')\n'made'", "%cuda_guard"]
+    page = open_page(lab, "rescued.ipynb", cells)
+    page.execute(0)
+    assert "out of memory" in page.execute(1)
+    line = "cuda_guard: line 2 ran out of GPU memory; room was made; it runs again (attempt 2)"
+    rescued = page.execute(2)
+    assert rescued.startswith(line)
+    assert "'made'" in rescued
+    assert "Error" not in rescued
+    assert page.prompts()[2] == "[3]:"
+    assert "rescued" in page.execute(3)
