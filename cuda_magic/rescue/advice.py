@@ -120,7 +120,7 @@ def _holders(c: Case) -> list[NextStep]:
         if holder.kind == "output" and not c.s.options.free_outputs:
             why = f"{holder.name}, a shown value, holds {bytes_text(size)}"
             steps.append(NextStep(why, "%%cuda_guard --free-outputs"))
-        elif holder.kind == "variable" and isinstance(names.get(holder.name), BaseException):
+        elif holder.kind == "variable" and issubclass(type(names.get(holder.name)), BaseException):
             why = f"the exception kept as {holder.name} holds {bytes_text(size)} through its traceback"
             steps.append(NextStep(why, f"del {holder.name}"))
         elif holder.kind == "private-pool":
@@ -170,7 +170,7 @@ def _variables(c: Case) -> list[NextStep]:
     if c.crowded or c.s.fault.kind.repeat != "ladder":
         return []
     large = [h for h in c.where.holders if h.kind == "variable" and (h.nbytes or 0) >= max(c.request // 2, MIB)]
-    large = [h for h in large if not isinstance(c.s.names().get(h.name), BaseException)][:2]
+    large = [h for h in large if not issubclass(type(c.s.names().get(h.name)), BaseException)][:2]
     return [
         NextStep(f"{h.name} holds {bytes_text(h.nbytes)}; if it is no longer needed", f"del {h.name}") for h in large
     ]
