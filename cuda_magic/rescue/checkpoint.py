@@ -128,6 +128,16 @@ def _container(value: Any) -> list[PutBack]:
     return [back, *inner]
 
 
+BESIDE = ("_per_optimizer_states",)
+"""Attributes that state_dict leaves out and a repeat needs: torch's GradScaler notes there that unscale_ was called
+(torch/amp/grad_scaler.py)."""
+
+
+def _beside(value: Any) -> list[PutBack]:
+    kept = {name: copy.deepcopy(vars(value)[name]) for name in BESIDE if name in getattr(value, "__dict__", ())}
+    return [lambda: vars(value).update(copy.deepcopy(kept))] if kept else []
+
+
 def _one(value: Any) -> list[PutBack]:
     kind = type(value)
     if _is_tensor(value):
@@ -138,7 +148,7 @@ def _one(value: Any) -> list[PutBack]:
         return _module(value)
     if hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict"):
         saved = copy.deepcopy(value.state_dict())
-        return [lambda: value.load_state_dict(copy.deepcopy(saved))]
+        return [lambda: value.load_state_dict(copy.deepcopy(saved)), *_beside(value)]
     if isinstance(value, (list, dict, set)):
         return _container(value)
     try:

@@ -4,6 +4,7 @@
 
 import pytest
 
+from cuda_magic.rescue.classify import classify
 from cuda_magic.rescue.messages import parse
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -34,6 +35,33 @@ ASYNC = (
     "Requested               : 9.00 GiB\nDevice limit            : 139.81 GiB\nFree (according to CUDA): 5.00 GiB\n"
     "PyTorch limit (set by user-supplied memory fraction)\n                        : 17179869184.00 GiB"
 )
+
+
+T214 = (
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which 2.00 GiB is free. "
+    "Including non-PyTorch memory, this process has 137.60 GiB memory in use. Of the allocated memory 120.00 GiB is "
+    "allocated by PyTorch, and 16.00 GiB is reserved by PyTorch but unallocated."
+)
+APPENDED = (  # sentences that torch appends, as far as they are known; the sizes in them are this test's own
+    "",  # 2.14, expandable segments on: no hint
+    " If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True",  # 2.14, off
+    " This allocation exceeds the expandable-segment reserve of 64.00 GiB.",  # 2.15, as the next two
+    " expandable_segments is enabled. If instead the virtual address space (VSZ) is limited to 256.00 GiB",
+    " The custom allocator backing this MemPool returned nullptr",
+)
+
+
+@pytest.mark.parametrize("more", APPENDED)
+def test_what_torch_214_and_215_append_changes_no_size(more):
+    """Each size is that of the message proper, and it is out of GPU memory as before."""
+    assert parse(T214 + more) == parse(T214)
+    assert parse(T214).requested == 3 * GIB // 2
+    assert parse(T214).unallocated == 16 * GIB
+    oom = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
+    for failure in (oom(T214 + more), RuntimeError(T214 + more)):
+        fault = classify(failure)
+        assert fault is not None
+        assert fault.kind.id == "gpu-memory"
 
 
 @pytest.mark.parametrize(
