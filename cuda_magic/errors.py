@@ -36,9 +36,9 @@ class Missing(CudaMagicError):
     """An optional package is not installed; the sentence gives the line that installs it."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[object]) -> str:
     """`` Did you mean 'X'?`` for the known word closest to `word`, or an empty string."""
     import difflib  # only for a mistake: loading stays light
 
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    match = difflib.get_close_matches(word, [k for k in known if isinstance(k, str)], n=1, cutoff=0.6)
     return f" Did you mean {match[0]!r}?" if match else ""

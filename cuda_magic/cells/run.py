@@ -215,7 +215,7 @@ class _Around:
             return
         try:
             modes.__exit__(*error)
-        except Exception as own:  # noqa: BLE001 - ours; the user's goes on
+        except (Exception, SystemExit, GeneratorExit) as own:  # noqa: BLE001 - ours; the user's goes on
             if own is not error[1]:
                 _tell(own)
 
@@ -224,10 +224,15 @@ def _ask(method: Callable[..., T], default: T, *arguments: Any) -> T:
     """What `method` says, or `default` if it fails: an error of ours never stops or hides the user's cell."""
     try:
         return method(*arguments)
-    except Exception as own:  # noqa: BLE001 - see above
+    # SystemExit too: an attribute of one of the user's objects may raise it while we look for what holds memory
+    except (Exception, SystemExit, GeneratorExit) as own:  # noqa: BLE001 - see above
         _tell(own)
         return default
 
 
-def _tell(own: Exception) -> None:
-    sys.stderr.write(f"cuda_magic: an error of its own, the cell goes on without it: {type(own).__name__}: {own}\n")
+def _tell(own: BaseException) -> None:
+    try:
+        text = str(own)
+    except (Exception, SystemExit, GeneratorExit):  # noqa: BLE001 - it may be of a class of the user's
+        text = "(its text cannot be read)"
+    sys.stderr.write(f"cuda_magic: an error of its own, the cell goes on without it: {type(own).__name__}: {text}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def _words(line: str) -> list[str]:
 
 
 def _name(text: str, flag: str) -> str:
-    if not text.isidentifier():
+    if not text.isidentifier() or keyword.iskeyword(text):
         raise UserError(f"cuda_guard: {flag} takes the name of a variable, not {text!r}.")
     return text
 
@@ -143,7 +144,7 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
         raise UserError("cuda_guard: --grow needs --shrink NAME, whose variable goes down.")
     retries = settings.retries if given.retries is None else given.retries
     wait = settings.wait if given.wait is None else given.wait
-    if retries < 0 or wait < 0:
+    if retries < 0 or not wait >= 0:  # so that nan is refused too
         raise UserError("cuda_guard: --retries and --wait are 0 or more.")
     checkpoint = tuple(_name(n.strip(), "--checkpoint") for n in (given.checkpoint or "").split(",") if n.strip())
     made = GuardOptions(
@@ -189,7 +190,7 @@ def _check_names(made: GuardOptions, shell: Any, hooks: Any, body: str) -> None:
                 "assign it in an earlier cell."
             )
         if name not in shell.user_ns and name not in assigned:
-            known = [n for n in shell.user_ns if not n.startswith("_")]
+            known = [n for n in shell.user_ns if isinstance(n, str) and not n.startswith("_")]
             raise UserError(f"cuda_guard: {flag} names {name!r}, which does not exist.{nearest(name, known)}")
 
 

@@ -53,6 +53,8 @@ SPEC = Spec(
 )
 FLOOR = 0.25
 """Shortest interval in seconds."""
+CEILING = 86400
+"""Longest interval in seconds: a day."""
 _ACTIONS = ("once", "who", "map", "snapshot", "free", "log", "replay", "stop")
 
 
@@ -60,6 +62,9 @@ def run(magics: Any, line: str, cell: str | None) -> Any:
     """The result of one ``%gpu_mem`` line or ``%%gpu_mem`` cell."""
     __tracebackhide__ = True
     options = SPEC.parse(line)
+    for name in ("snapshot", "log", "replay"):
+        if getattr(options, name) == "":
+            raise UserError(f"gpu_mem: --{name} takes the name of a file, not an empty one.")
     if cell is not None:
         return _cell(magics, options, cell)
     asked = [name for name in _ACTIONS if getattr(options, name)]
@@ -122,8 +127,8 @@ def _say(text: str) -> None:
 
 
 def _interval(seconds: float) -> float:
-    if not seconds > 0:
-        raise UserError(f"gpu_mem: --interval takes seconds from {FLOOR} on, not {seconds:g}.")
+    if not 0 < seconds <= CEILING:
+        raise UserError(f"gpu_mem: --interval takes seconds from {FLOOR} to {CEILING}, not {seconds:g}.")
     if seconds < FLOOR:
         _say(f"--interval {seconds:g}: readings come every {FLOOR} s, the shortest interval.")
     return max(seconds, FLOOR)
@@ -174,6 +179,7 @@ def _cell(magics: Any, options: Any, cell: str) -> Any:
     from ..memory.ledger import Recorder
 
     wrong = [name for name in (*_ACTIONS, "df", "json", "outputs") if getattr(options, name)]
+    wrong += [name for name in ("interval", "alert") if getattr(options, name) is not None]
     if wrong:
         raise UserError(
             f"%%gpu_mem takes a cell and no --{wrong[0]}; write %gpu_mem --{wrong[0]} on a line of its own."

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -35,6 +35,7 @@ class Option:
 class _Parser(argparse.ArgumentParser):
     magic = ""
     flags: Sequence[str] = ()
+    usages: Mapping[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         hint = ""
@@ -42,10 +43,26 @@ class _Parser(argparse.ArgumentParser):
             wrong = message.split()[2]
             if wrong.startswith("-"):
                 message = f"unknown option {wrong.split('=')[0]}."
-                hint = nearest(wrong.split("=")[0], self.flags) or f" Options: {', '.join(self.flags)}"
+                hint = self._hint(wrong.split("=")[0])
             else:
                 message = f"takes no argument {wrong!r}"
+        elif message.startswith("argument "):
+            flag, _, what = message.removeprefix("argument ").partition(": ")
+            value = what.rpartition(" value: ")[2]
+            if what.startswith("expected "):
+                message = f"{flag} needs a value, as in {self.usages.get(flag, flag)}"
+            elif what.startswith("invalid int value: "):
+                message = f"{flag} takes a whole number, not {value}"
+            elif what.startswith("invalid float value: "):
+                message = f"{flag} takes a number, not {value}"
         raise UserError(f"{self.magic}: {message.removesuffix('.')}.{hint}")
+
+    def _hint(self, wrong: str) -> str:
+        """The option that was meant: the only one that begins so, else the nearest; else all."""
+        begins = [flag for flag in self.flags if wrong.strip("-") and flag.startswith(wrong)]
+        if len(begins) == 1:
+            return f" Did you mean {begins[0]!r}?"
+        return nearest(wrong, self.flags) or f" Options: {', '.join(self.flags)}"
 
 
 def split(line: str) -> list[str]:
@@ -59,7 +76,7 @@ def split(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=False, posix=True)
     except ValueError as error:
-        raise UserError(f"{line!r}: {str(error).lower()}") from None
+        raise UserError(f"{line!r}: {str(error).lower()}.") from None
 
 
 @dataclass(frozen=True)
@@ -93,6 +110,7 @@ class Spec:
     def parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, add_help=False, allow_abbrev=False)
         parser.magic, parser.flags = self.name, self.flags
+        parser.usages = {option.flag: option.usage for option in self.options}
         for option in (*self.positionals, *self.options):
             arguments = dict(option.arguments)
             if option.metavar and "action" not in arguments and option.flag.startswith("-"):
@@ -110,7 +128,10 @@ class Spec:
         UserError
             One sentence with the nearest right spelling.
         """
-        words = split(words) if isinstance(words, str) else list(words)
+        try:
+            words = split(words) if isinstance(words, str) else list(words)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
         try:
             return self.parser.parse_args(words)
         except argparse.ArgumentTypeError as error:

@@ -87,7 +87,8 @@ class Report(Result):
         where = f"line {self.line}" if self.line is not None else "the guarded code"
         words = [f"{where[0].upper()}{where[1:]}: {self.sentence}"]
         if self.requested is not None and self.device is not None:
-            words.append(f"{bytes_text(self.requested)} asked of GPU {self.device}")
+            asked_of = "the host" if self.kind == "host-memory" else f"GPU {self.device}"
+            words.append(f"{bytes_text(self.requested)} asked of {asked_of}")
         if self.free is not None:
             words.append(f"{bytes_text(self.free)} free for this process")
         if self.cached:

@@ -275,7 +275,7 @@ def test_mistakes_are_one_sentence(loaded):
         "--outputs": "goes with --free",
         "--log run.txt": ".csv, .jsonl or .parquet",
         "--replay none.csv": "there is no file none.csv",
-        "--interval 0": "from 0.25 on",
+        "--interval 0": "from 0.25 to 86400",
         "--alert 0": "from 1 to 100",
         "--wo": "Did you mean '--who'",
     }.items():

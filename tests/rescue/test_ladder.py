@@ -249,6 +249,9 @@ def test_case_46_host_memory_is_not_the_cards(practice):
     assert practice.report.kind == "host-memory"
     assert practice.report.rungs == ()
     assert practice.report.holders == ()
+    practice.gpu.empty("1 MiB")  # the allocator has started: a device is known
+    assert practice.guard(code) is not None
+    assert "64.00 TiB asked of the host" in str(practice.report)
 
 
 def test_case_48_larger_than_the_card_runs_once(practice):
