@@ -76,8 +76,10 @@ def _items(value: Any) -> tuple[int, ...] | None:
         held = value
     elif kind is bytearray:
         return (len(value), hash(bytes(value)) if len(value) <= MOST else 0)
-    elif kind.__module__ == "__main__" and type(getattr(value, "__dict__", None)) is dict:
-        held = value.__dict__.values()
+    elif kind.__module__ == "__main__":
+        from ..memory.parts import fields  # reads past the user's own __dict__ and __class__
+
+        held = fields(value).values()
     else:
         return None
     return (len(held), *(map(id, held) if len(held) <= MOST else ()), *_lengths(held))

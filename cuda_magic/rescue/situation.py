@@ -144,7 +144,7 @@ class Situation:
 
     def names(self) -> Mapping[str, Any]:
         """The user's variables."""
-        return {n: v for n, v in self.namespace.items() if not n.startswith("_")}
+        return {n: v for n, v in self.namespace.items() if type(n) is str and not n.startswith("_")}
 
     def reading(self) -> Device | None:
         """NVML's view of the device."""

@@ -130,3 +130,21 @@ def test_the_words_of_the_guards_rows(gpu):
         Holder("variable", "some", 32 * MIB, 0, "2 tensors, the largest some[1]['a']"),
         Holder("variable", "part", 16 * MIB, 0, "part.args[0]"),
     ]
+
+
+def test_hostile_objects_and_keys_cost_neither_marks_nor_report():
+    """A __dict__ that raises, and a name that is no string, are passed by."""
+    from cuda_magic.rescue.marks import _items
+
+    class Hostile:
+        __module__ = "__main__"
+
+        @property
+        def __dict__(self):
+            raise ValueError("no")
+
+        @property
+        def __class__(self):
+            raise ValueError("no")
+
+    assert _items(Hostile()) == (0,)
