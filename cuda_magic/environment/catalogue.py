@@ -85,6 +85,15 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
         source="released wheels 2.9.1 to 2.15.0",
     ),
     Variable(
+        "PYTORCH_HIP_ALLOC_CONF",
+        "The name of PYTORCH_CUDA_ALLOC_CONF in torch's builds for AMD GPUs.",
+        "init",
+        legal="as PYTORCH_CUDA_ALLOC_CONF",
+        late="restart the kernel",
+        documented=True,
+        source="torch's documentation",
+    ),
+    Variable(
         "PYTORCH_NO_CUDA_MEMORY_CACHING",
         "1 bypasses the caching allocator: each tensor is a cudaMalloc; for debugging, slow.",
         "init",
@@ -166,6 +175,16 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
     ),
     Variable(
         "TRITON_CACHE_DIR", "Where Triton keeps its kernels.", "always", legal="a folder", source="triton/knobs.py"
+    ),
+    Variable(
+        "TRITON_DEBUG",
+        "1 switches Triton's own checks on.",
+        "use",
+        one_of("0", "1"),
+        ("1",),
+        "0 or 1",
+        first_use="the import of triton",
+        source="triton/knobs.py",
     ),
     Variable(
         "PYTORCH_USE_CUDA_DSA",
