@@ -122,6 +122,6 @@ def test_case_67_a_tiny_interval_is_clamped_with_a_note(run, capsys):
     assert capsys.readouterr().err.strip() == "--interval 0.01: readings come every 0.25 s, the shortest interval."
     run("--stop")
     capsys.readouterr()
-    with pytest.raises(UserError, match="--interval takes seconds from 0.25 on, not 0"):
+    with pytest.raises(UserError, match="--interval takes seconds from 0.25 to 86400, not 0"):
         run("--interval 0")
     assert live.current() is None
