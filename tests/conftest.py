@@ -14,6 +14,15 @@ from fakes.plugin import fake_nvml, nvml_library  # noqa: F401 - fixtures for ev
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """In CI hypothesis draws the same examples each time: a green main stays green, new ones are drawn elsewhere."""
+    if os.environ.get("CI") and _has("hypothesis"):
+        from hypothesis import settings
+
+        settings.register_profile("ci", derandomize=True, deadline=None)
+        settings.load_profile("ci")
+
+
 def _real_gpu_count() -> int:
     """Cards that CUDA can start on, asked in a child process (the tests' own process stays untouched)."""
     code = "import torch,sys; sys.exit(torch.cuda.device_count() if torch.cuda.is_available() else 0)"

