@@ -19,7 +19,7 @@ __all__ = ["FIELDS", "Recorder", "load", "start", "stop"]
 
 FIELDS = (
     "time", "label", "index", "parent", "cuda", "name", "uuid", "total", "used", "free", "reserved_by_driver",
-    "utilization", "temperature", "power", "allocated", "cached", "fragmented", "context", "other_kernels",
+    "utilization", "temperature", "power", "allocated", "cached", "fragmented", "context", "pools", "other_kernels",
     "other_processes", "unattributed", "error",
 )  # fmt: skip
 """Columns of a recording: seconds since the epoch, bytes, percent, degrees Celsius, watts."""
@@ -222,6 +222,7 @@ def _table(stamp: float, rows: list[dict[str, Any]]) -> MemoryTable:
                 row["cached"],
                 row["fragmented"],
                 row["context"],
+                row.get("pools"),
                 row["other_kernels"],
                 row["other_processes"],
                 row["unattributed"],

@@ -57,6 +57,7 @@ class MemoryTable(Result):
                     "cached": part and part.cached,
                     "fragmented": part and part.fragmented,
                     "context": part and part.context,
+                    "pools": part and part.pools,
                     "this_process": part and part.process,
                     "other_kernels": part and part.kernels,
                     "other_processes": part and part.others,

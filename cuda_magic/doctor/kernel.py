@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
+from ..devices.driver import device_count
 from ..environment.allocator_grammar import read
 from ..environment.release import installed
-from ..environment.state import Moment, device_count, now
+from ..environment.state import Moment, now
 from ..memory.torch.state import in_bad_fork
 from .facts import Allocator, Kernel
 

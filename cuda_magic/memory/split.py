@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..devices.processes import Person, describe
+from .pools import pools
 
 if TYPE_CHECKING:
     from ..devices.model import Device, Reading
@@ -26,6 +27,7 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("live", "tensors", "#"),
     ("cached", "cache", "+"),
     ("fragmented", "cache lost to fragmentation", "~"),
+    ("pools", "other libraries' pools", "l"),
     ("context", "context and libraries", "o"),
     ("kernels", "my other kernels", "%"),
     ("others", "other processes", "="),
@@ -52,7 +54,9 @@ class Split:
     fragmented: int | None = None
     """Reserved, free, and shut in between live tensors."""
     context: int | None = None
-    """This process's rest: context, modules, workspaces, other libraries' pools."""
+    """This process's rest: context, modules, workspaces, RMM's pools."""
+    pools: int | None = None
+    """In other libraries' pools in this process (memory/pools.py)."""
     kernels: int | None = None
     """This user's other Jupyter kernels."""
     others: int | None = None
@@ -69,7 +73,7 @@ class Split:
     @property
     def process(self) -> int | None:
         """All of this process."""
-        known = [n for n in (self.live, self.cached, self.fragmented, self.context) if n is not None]
+        known = [n for n in (self.live, self.cached, self.fragmented, self.context, self.pools) if n is not None]
         return sum(known) if known else None
 
     def parts(self) -> list[tuple[str, str, int]]:
@@ -117,9 +121,13 @@ def split(reading: Reading, allocator: Allocator | None) -> tuple[Split, ...]:
     started = allocator is not None and allocator.started()
     at = cuda_to_reading(reading, allocator) if reading.devices else []
     made = []
+    held: dict[int, int] = {}
+    for pool in () if reading.label else pools():
+        held[pool.device] = held.get(pool.device, 0) + pool.held
     for device in reading.devices:
         cuda = at.index(device.index) if device.parent is None and device.index in at else None
-        made.append(_one(device, cuda, allocator if started else None, reading.label))
+        library = None if cuda is None else held.get(cuda)
+        made.append(_one(device, cuda, allocator if started else None, reading.label, library))
     return tuple(made)
 
 
@@ -136,7 +144,7 @@ def _person(pid: int, here: bool, label: str) -> Person:
     return person
 
 
-def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: str) -> Split:
+def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: str, library: int | None) -> Split:
     memory = device.memory
     live = cached = fragmented = context = own = None
     here = allocator is not None and cuda is not None and cuda in allocator.devices()
@@ -165,7 +173,10 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
         kernels = others = None
     if own is not None:
         context = max(0, own - (live or 0) - (cached or 0) - (fragmented or 0))
-    known = sum(n for n in (live, cached, fragmented, context, kernels, others) if n is not None)
+        if library is not None:
+            library = min(library, context)
+            context -= library
+    known = sum(n for n in (live, cached, fragmented, library, context, kernels, others) if n is not None)
     return Split(
         device=device.index,
         total=memory.total,
@@ -175,6 +186,7 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
         cached=cached,
         fragmented=fragmented,
         context=context,
+        pools=library,
         kernels=kernels,
         others=others,
         unattributed=None if memory.used is None or memory.unified else max(0, memory.used - known),

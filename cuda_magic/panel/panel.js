@@ -14,6 +14,7 @@ const PARTS = [
   ["kernels", "my other kernels", "my other kernels"],
   ["others", "other processes", "other processes"],
   ["unattributed", "not attributed", "held by no process that can be seen"],
+  ["pools", "other pools", "pools of other libraries in this kernel"],
 ];
 const [USED, UTIL, TEMP, POWER, FIRST_PART] = [0, 1, 2, 3, 4];
 const LOST = "the kernel was restarted: run %gpu_mem again";

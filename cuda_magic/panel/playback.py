@@ -17,7 +17,7 @@ from .watchers import Watchers
 __all__ = ["NUMBERS", "Playback", "frames"]
 
 NUMBERS = 200_000
-"""Numbers that go to the page at most, about 1 MB: 18 000 readings of one device, 2 200 of eight."""
+"""Numbers that go to the page at most, about 1 MB: 16 000 readings of one device, 2 000 of eight."""
 
 
 class Playback(Panel):

@@ -12,7 +12,7 @@ from ..devices.table import MemoryTable
 __all__ = ["FIELDS", "cards", "history_point", "values"]
 
 MIB = 1 << 20
-FIELDS = ("live", "cached", "fragmented", "context", "kernels", "others", "unattributed")
+FIELDS = ("live", "cached", "fragmented", "context", "kernels", "others", "unattributed", "pools")
 """Parts of a device's used memory (memory/split.py) in the order in which panel.js draws them."""
 
 

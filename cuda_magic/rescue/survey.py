@@ -6,7 +6,9 @@ import os
 from dataclasses import dataclass, field
 
 from ..kernel import holders as kernel
+from ..memory.pools import pools
 from ..memory.variables import Root, tracebacks, user_variables
+from ..render.units import bytes_text
 from .owners import Holder, holders
 from .situation import Room, Situation
 
@@ -82,8 +84,14 @@ def _outside(s: Situation, room: Room | None) -> list[Holder]:
                 rows.append(Holder("process", f"process {process.pid}", process.used, s.device))
     else:
         rows += [Holder("process", f"process {pid}", size, s.device) for pid, size in s.fault.sizes.processes]
-    if own is not None and room is not None and own > room.reserved:
-        rows.append(Holder("context", "this kernel's CUDA context", own - room.reserved, s.device))
+    rest = own - room.reserved if own is not None and room is not None else 0
+    for pool in pools():
+        if pool.device == s.device:
+            detail = f"{bytes_text(pool.free)} of it in no array" if pool.free else ""
+            rows.append(Holder("library-pool", f"{pool.library}'s pool", pool.held, s.device, detail))
+            rest -= pool.held
+    if rest > 0:
+        rows.append(Holder("context", "this kernel's CUDA context", rest, s.device))
     if card is not None and card.memory.reserved:
         rows.append(Holder("driver", "the driver", card.memory.reserved, s.device))
     return rows

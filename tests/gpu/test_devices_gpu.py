@@ -270,3 +270,75 @@ print(json.dumps({"uuids": uuids, "rows": [[r["uuid"], r["cuda"], r["allocated"]
     if mask == "1":
         hidden = [row for uuid, row in rows.items() if uuid not in found["uuids"]]
         assert all(cuda is None and live is None for cuda, live, _ in hidden)
+
+
+@pytest.mark.gpu
+def test_cupys_pool_is_told_and_given_back():
+    """CuPy's pool holds what it took from the driver; what no array uses goes back, and torch was never imported."""
+    pytest.importorskip("cupy")
+    found = child("""
+import json, sys
+from cuda_magic.memory.pools import pools, release
+before = [p.library for p in pools()]
+import cupy
+none = [p.library for p in pools()]  # imported, and CUDA not started: nothing is asked
+x = cupy.zeros(1 << 28, "u1"); y = cupy.zeros(1 << 29, "u1"); del y
+from cuda_magic.devices.command import once
+s = once().splits[0]
+p = next(p for p in pools() if p.library == "CuPy")
+held, free = p.held, p.free
+done = release()
+after = next(p for p in pools() if p.library == "CuPy")
+print(json.dumps({"before": before, "none": none, "held": held, "free": free, "split": s.pools, "context": s.context,
+                  "done": done, "after": [after.held, after.free], "torch": "torch" in sys.modules,
+                  "sum": int(x.sum())}))
+""")
+    record("gpu_mem CuPy's pool", found)
+    assert found["before"] == found["none"] == [] and not found["torch"]
+    assert found["held"] == 3 << 28 and found["free"] == 1 << 29
+    assert found["split"] >= 3 << 28 and found["done"] == ["CuPy's pool"] and found["after"] == [1 << 28, 0]
+
+
+@pytest.mark.gpu
+def test_the_drivers_own_pool_is_told_and_given_back():
+    """CuPy's asynchronous pool lives in the driver's default pool: reserved and used are its, and trimming frees."""
+    pytest.importorskip("cupy")
+    found = child("""
+import json
+import cupy
+cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+cupy.cuda.runtime.memPoolSetAttribute(cupy.cuda.runtime.deviceGetDefaultMemPool(0),
+                                      cupy.cuda.runtime.cudaMemPoolAttrReleaseThreshold, 1 << 40)
+x = cupy.zeros(1 << 28, "u1"); y = cupy.zeros(1 << 29, "u1"); del y
+cupy.cuda.Device(0).synchronize()
+from cuda_magic.memory.pools import pools, release
+row = lambda: next(([p.held, p.free] for p in pools() if p.library == "cudaMallocAsync"), None)
+before = row(); done = release(); print(json.dumps({"before": before, "done": done, "after": row()}))
+""")
+    record("gpu_mem cudaMallocAsync's pool", found)
+    held, free = found["before"]
+    assert held >= 3 << 28 and free >= 1 << 29 and held - free >= 1 << 28
+    assert found["done"] == ["cudaMallocAsync's pool"] and found["after"][1] < free
+
+
+@pytest.mark.gpu
+def test_jaxs_pool_is_told():
+    """JAX without preallocation: its pool's bytes, with the array in it; before it starts a client nothing is asked."""
+    pytest.importorskip("jax")
+    found = child(
+        """
+import json
+import jax
+from cuda_magic.memory.pools import pools
+before = [p.library for p in pools()]
+x = jax.numpy.zeros(1 << 28, "uint8").block_until_ready()
+y = jax.numpy.zeros(1 << 29, "uint8").block_until_ready(); y.delete()
+print(json.dumps({"before": before, "rows": [[p.library, p.device, p.held, p.free, p.kept] for p in pools()],
+                  "stats": jax.local_devices()[0].memory_stats(), "platform": jax.local_devices()[0].platform}))
+""",
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+    )
+    record("gpu_mem JAX's pool", found)
+    assert found["before"] == []
+    (row,) = [r for r in found["rows"] if r[0] == "JAX"]
+    assert row[1] == 0 and row[2] >= 1 << 28 and row[2] - row[3] >= 1 << 28 and row[4]

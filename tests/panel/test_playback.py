@@ -92,7 +92,7 @@ def test_a_long_recording_is_thinned_and_keeps_its_peak(monkeypatch):
     before = use(fake)
     tables = tuple(once() for _ in range(60))
     use(before)
-    monkeypatch.setattr(playback, "NUMBERS", 10 * 8 * 11)
+    monkeypatch.setattr(playback, "NUMBERS", 10 * 8 * 12)
     some = playback.thin(tables)
     assert len(some) == 10 and [t.reading.time for t in some] == sorted(t.reading.time for t in some)
     assert max(map(playback._used, some)) == max(map(playback._used, tables))

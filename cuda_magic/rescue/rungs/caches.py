@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-
+from ...memory.pools import pools, release
+from ...render.units import bytes_text
 from ..situation import Situation
 from . import Did
 
 __all__ = ["RUNG"]
 
 
-def _cupy() -> list[str]:
-    cupy = sys.modules.get("cupy")
-    if cupy is None or not hasattr(cupy, "get_default_memory_pool"):
-        return []
-    cupy.get_default_memory_pool().free_all_blocks()
-    return ["CuPy's pool"]
+def _said(cleared: list[str], s: Situation) -> str:
+    """What was cleared, and what a library keeps although nothing uses it."""
+    kept = [
+        f"{bytes_text(pool.free)} lie unused in {pool.library}'s pool: {pool.kept}"
+        for pool in pools()
+        if pool.kept and pool.free and s.device in (None, pool.device)
+    ]
+    return "; ".join(filter(None, [", ".join(cleared), *kept]))
 
 
 class _Caches:
@@ -26,15 +28,15 @@ class _Caches:
     def skip(self, s: Situation) -> str:
         if s.allocator is not None and s.allocator.devices():
             return ""
-        return "" if "cupy" in sys.modules else "no library here has a cache on the device"
+        return "" if pools() else "no library here has a cache on the device"
 
     def run(self, s: Situation) -> Did:
         if s.allocator is None or not s.allocator.devices():
-            return Did(reason=", ".join(_cupy()))
+            return Did(reason=_said(release(), s))
         # workspaces first: they lie in the cache that is emptied then
         cleared = s.allocator.clear_workspaces()
         s.allocator.empty_cache()
-        return Did(reason=", ".join(cleared))
+        return Did(reason=_said(cleared, s))
 
 
 RUNG = _Caches()
