@@ -137,6 +137,13 @@ def host(root: Path) -> Host:
     )
 
 
+def _used(place: Path, name: str) -> int | None:
+    """What a control group uses, without file cache that the kernel takes back at once (as `docker stats` says it)."""
+    used = _number(_text(place / name))
+    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(place / "memory.stat"), re.M)
+    return used if used is None or cache is None else max(0, used - int(cache[1]))
+
+
 def _cgroup(root: Path) -> tuple[int | None, int | None]:
     """The tightest memory limit on the way up from this process's control group, and what is used below it."""
     found: tuple[int | None, int | None] = (None, None)
@@ -155,7 +162,7 @@ def _cgroup(root: Path) -> tuple[int | None, int | None]:
             limit = _number(_text(place / names[0]))
             # version 1 says "no limit" by a number near 2**63
             if limit is not None and limit < 1 << 60 and (found[0] is None or limit < found[0]):
-                found = (limit, _number(_text(place / names[1])))
+                found = (limit, _used(place, names[1]))
     return found
 
 

@@ -130,6 +130,10 @@ class Allocator(Protocol):
         """Clear cuBLAS workspaces, cuFFT plans and pools of other loaded libraries; names what was cleared."""
         ...
 
+    def release_host(self) -> int:
+        """Give back the host memory that parking kept for the next time; bytes."""
+        ...
+
     # -- live storages and moving
     def storages(self, device: int) -> list[Storage]:
         """Every storage that the garbage collector can reach, each once."""

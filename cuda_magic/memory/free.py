@@ -75,7 +75,9 @@ def free(shell: Any = None, outputs: bool = False) -> Freed:
         ("workspaces and other libraries' pools", lambda: ", ".join(allocator.clear_workspaces())),
         ("cache", lambda: _empty(allocator)),
     ]
-    return Freed(tuple(_step(allocator, name, call) for name, call in causes), allocator.label)
+    steps = [_step(allocator, name, call) for name, call in causes]
+    parked = _step(allocator, "host memory kept for parking", lambda: _host(allocator))
+    return Freed((*steps, *([parked] if parked.detail else [])), allocator.label)
 
 
 def _step(allocator: Allocator, cause: str, call: Callable[[], str]) -> Step:
@@ -111,6 +113,11 @@ def _outputs(shell: Any) -> str:
 def _collect() -> str:
     gc.collect()
     return ""
+
+
+def _host(allocator: Allocator) -> str:
+    given = allocator.release_host()
+    return f"{bytes_text(given)} back to the host" if given else ""
 
 
 def _empty(allocator: Allocator) -> str:

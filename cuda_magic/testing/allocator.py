@@ -151,6 +151,9 @@ class PracticeAllocator:
     def clear_workspaces(self) -> list[str]:
         return []
 
+    def release_host(self) -> int:
+        return 0
+
     # -- live storages and moving
     def storages(self, device: int) -> list[Storage]:
         found = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..allocator import Block, Segment, Stats, Storage
-from . import changes, libraries, randomness, safety, scan, settings, snapshot
+from . import changes, libraries, parking, randomness, safety, scan, settings, snapshot
 
 __all__ = ["TorchAllocator"]
 
@@ -129,6 +129,9 @@ class TorchAllocator:
 
     def clear_workspaces(self) -> list[str]:
         return libraries.clear(self.torch) if self.started() else []
+
+    def release_host(self) -> int:
+        return parking.release()
 
     # -- live storages and moving
     def storages(self, device: int) -> list[Storage]:
