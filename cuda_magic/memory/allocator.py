@@ -135,16 +135,22 @@ class Allocator(Protocol):
         ...
 
     # -- live storages and moving
-    def storages(self, device: int) -> list[Storage]:
-        """Every storage that the garbage collector can reach, each once."""
+    def storages(self, device: int, *, doing: str = "move", anyway: bool = False) -> list[Storage]:
+        """Every storage that the garbage collector can reach, each once, with why it may not be moved.
+
+        `doing` is ``move`` or ``park``; with `anyway` the reasons that ``--move-anyway`` lifts are left out.
+        """
         ...
 
     def owners(self) -> Iterator[tuple[Any, int, int, int]]:
         """(object, device, storage key, bytes) for every reachable tensor: who holds what."""
         ...
 
-    def moving_refused(self, device: int) -> str:
-        """Why nothing may be moved now (a live CUDA graph, other threads, ...), or an empty string."""
+    def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
+        """Why nothing may be moved (or parked) now: a live CUDA graph, other threads, ...; or an empty string.
+
+        With `anyway` only the reasons that hold under ``--move-anyway`` too.
+        """
         ...
 
     def move(self, storage: Storage) -> int:

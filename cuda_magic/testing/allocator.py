@@ -155,7 +155,7 @@ class PracticeAllocator:
         return 0
 
     # -- live storages and moving
-    def storages(self, device: int) -> list[Storage]:
+    def storages(self, device: int, *, doing: str = "move", anyway: bool = False) -> list[Storage]:
         found = []
         for reference in list(self._storages.values()):
             storage = reference()
@@ -171,8 +171,10 @@ class PracticeAllocator:
                 storage = tensor.untyped_storage()
                 yield tensor, storage.device, storage.key, storage.nbytes
 
-    def moving_refused(self, device: int) -> str:
-        return self.refusal if self.cards[device].started else "CUDA is not started"
+    def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
+        if not self.cards[device].started:
+            return "CUDA is not started"
+        return "" if anyway else self.refusal
 
     def move(self, storage: Storage) -> int:
         """As torch's ``resize_``: a new block first, then the copy, then the old block goes back."""

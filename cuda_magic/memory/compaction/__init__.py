@@ -37,13 +37,15 @@ class Outcome:
     how: str = ""
 
 
-def _prepare(allocator: Allocator, device: int, request: int) -> tuple[Plan | None, dict[int, Storage], str]:
+def _prepare(
+    allocator: Allocator, device: int, request: int, anyway: bool
+) -> tuple[Plan | None, dict[int, Storage], str]:
     """(plan, storages by key, why there is no plan). The storages keep memory alive: drop them before measuring."""
-    refused = allocator.moving_refused(device)
+    refused = allocator.moving_refused(device, anyway=anyway)
     if refused:
         return None, {}, refused
     allocator.empty_cache()  # whole free segments go back to the driver, so that the model starts from what is left
-    storages = {s.key: s for s in allocator.storages(device)}
+    storages = {s.key: s for s in allocator.storages(device, anyway=anyway)}
     driver = allocator.driver_memory(device)
     free = driver[0] if driver else 0
     segments = allocator.segments(device)
@@ -67,13 +69,16 @@ def _prepare(allocator: Allocator, device: int, request: int) -> tuple[Plan | No
 
 def predict(allocator: Allocator, device: int, request: int) -> Plan | None:
     """The plan after which `request` bytes fit on `device`, or None; moves nothing (but empties the cache)."""
-    return _prepare(allocator, device, request)[0]
+    return _prepare(allocator, device, request, False)[0]
 
 
-def compact(allocator: Allocator, device: int, request: int) -> Outcome:
-    """Make one free piece of `request` bytes on `device`, if a plan says that this will succeed."""
+def compact(allocator: Allocator, device: int, request: int, *, anyway: bool = False) -> Outcome:
+    """Make one free piece of `request` bytes on `device`, if a plan says that this will succeed.
+
+    With `anyway` also where an address may be remembered elsewhere.
+    """
     started = time.perf_counter()
-    found, storages, reason = _prepare(allocator, device, request)
+    found, storages, reason = _prepare(allocator, device, request, anyway)
     if found is None:
         return Outcome(False, reason, seconds=time.perf_counter() - started)
     try:

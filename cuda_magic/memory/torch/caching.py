@@ -134,14 +134,16 @@ class TorchAllocator:
         return parking.release()
 
     # -- live storages and moving
-    def storages(self, device: int) -> list[Storage]:
-        return scan.storages(self.torch, device) if self._ready(device) else []
+    def storages(self, device: int, *, doing: str = "move", anyway: bool = False) -> list[Storage]:
+        return scan.storages(self.torch, device, doing=doing, anyway=anyway) if self._ready(device) else []
 
     def owners(self) -> Iterator[tuple[Any, int, int, int]]:
         return scan.owners(self.torch)
 
-    def moving_refused(self, device: int) -> str:
-        return safety.refusal(self.torch, device) if self._ready(device) else "CUDA is not started"
+    def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
+        if not self._ready(device):
+            return "CUDA is not started"
+        return safety.refusals(self.torch, device, doing=doing, anyway=anyway)
 
     def move(self, storage: Storage) -> int:
         # resize_ to its own size takes a new block, copies on the current stream and frees the old block: a move.

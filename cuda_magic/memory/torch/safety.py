@@ -1,39 +1,247 @@
-"""When nothing may be moved, because a raw pointer may be remembered where no scan sees it (seen on an H200)."""
+"""What forbids moving or parking live storages, as a table: a raw pointer may be remembered where no scan sees it.
+
+Moving (compaction) gives a storage another address; parking (spill, page) takes its memory away for a while. Rows about
+the whole process stand in `PROCESS`, rows about one storage in `STORAGE`. Each says what it forbids, what was seen to
+break, and what ``--move-anyway`` does: `LIFTED` rows are passed over, `KEPT` rows hold even then.
+"""
 
 from __future__ import annotations
 
-import gc
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["graphs_alive", "refusal"]
+from . import native, threads
+from .reach import reach, referents
 
-_VIEWS = {"UnownedMemory": "cupy", "MemoryPointer": "numba"}
-"""Types that hold the address of somebody else's CUDA memory: made by cupy.asarray, numba.cuda.as_cuda_array."""
+__all__ = [
+    "KEPT",
+    "LIFTED",
+    "MOVE",
+    "PARK",
+    "PROCESS",
+    "STORAGE",
+    "Found",
+    "Row",
+    "consumers",
+    "graphs_alive",
+    "refusals",
+    "storage",
+    "viewed",
+]
+
+MOVE, PARK = "move", "park"
+BOTH = frozenset({MOVE, PARK})
+LIFTED, KEPT = "moves nevertheless", "stays nevertheless"
+CONSUMERS = ("cupy", "jax", "numba.cuda", "cudf", "tensorflow", "warp", "paddle")
+
+
+@dataclass
+class _Process:
+    """What the rows about the process look at. One pass over the collector's objects serves them all."""
+
+    torch: Any
+    device: int
+    doing: str
+    found: dict[str, list[Any]] | None = field(default=None, repr=False)
+
+    def alive(self, name: str) -> list[Any]:
+        """Objects of a watched kind that the garbage collector knows."""
+        if self.found is None:
+            self.found = reach(self.torch)[1]
+        return self.found.get(name, [])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that forbids.
+
+    `look` gives the reason in one clause, or an empty string; its argument is a `_Process` or (torch, storage handle).
+    """
+
+    id: str
+    forbids: frozenset[str]
+    anyway: str
+    breaks: str
+    """What goes wrong otherwise, and how that is known."""
+    look: Callable[..., str]
+
+
+# -- the process
+
+
+def _backend(p: _Process) -> str:
+    read = getattr(p.torch.cuda, "get_allocator_backend", None)  # since torch 2.0
+    name = read() if read is not None else "native"
+    return "" if name == "native" else f"the allocator is {name}, whose addresses cannot be planned"
+
+
+def _capturing(p: _Process) -> str:
+    return "a CUDA graph is being captured" if p.torch.cuda.is_current_stream_capturing() else ""
+
+
+def _graph(p: _Process) -> str:
+    return "a captured CUDA graph remembers the addresses of its tensors" if p.alive("graph") else ""
+
+
+def _ranks(p: _Process) -> str:
+    distributed = getattr(p.torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return ""
+    ranks = distributed.get_world_size()
+    return f"{ranks} ranks may have registered buffers with each other" if ranks > 1 else ""
+
+
+def _views(p: _Process) -> str:
+    for name in ("cupy", "numba"):
+        if any(_looked_at(p.torch, view) is None for view in p.alive(name)):
+            return f"{name} holds the address of memory that it does not own"
+    return ""
+
+
+def _looked_at(torch: Any, view: Any) -> Any:
+    """The tensor that a foreign view names as its owner: that one alone is left in place. None where it names none."""
+    return next((o for o in referents(view) if issubclass(type(o), torch.Tensor)), None)
+
+
+def viewed(torch: Any, others: dict[str, list[Any]]) -> frozenset[int]:
+    """Keys of the storages that cupy or numba look at."""
+    tensors = (_looked_at(torch, view) for name in ("cupy", "numba") for view in others.get(name, ()))
+    return frozenset(t.untyped_storage()._cdata for t in tensors if t is not None)
+
+
+def consumers() -> list[str]:
+    """Loaded libraries that can take a tensor's memory through DLPack and then remember its address."""
+    return [name for name in CONSUMERS if name in sys.modules]
+
+
+def _consumers(p: _Process) -> str:
+    found = consumers()
+    return f"{found[0]} is loaded and may reach a tensor past torch's dispatcher" if found else ""
+
+
+def _threads(p: _Process) -> str:
+    name = threads.using_cuda()
+    return f"another thread ({name}) may use CUDA meanwhile" if name else ""
+
+
+def _compiled(p: _Process) -> str:
+    utils = sys.modules.get("torch._dynamo.utils")
+    compiled = utils is not None and utils.counters.get("stats", {}).get("unique_graphs", 0)
+    return "compiled code starts kernels past torch's dispatcher" if compiled else ""
+
+
+def _triton(p: _Process) -> str:
+    found = native.triton_kernel(p.alive("triton"))
+    return f"the Triton kernel {found} is started past torch's dispatcher" if found else ""
+
+
+def _native(p: _Process) -> str:
+    found = native.extension(p.torch)
+    return f"{found} may start kernels past torch's dispatcher" if found else ""
+
+
+PROCESS = (
+    Row("backend", BOTH, KEPT, "addresses of cudaMallocAsync and of plugged-in allocators cannot be planned", _backend),
+    Row("capturing", BOTH, KEPT, "CUDA refuses a synchronising call while a graph is captured", _capturing),
+    Row("graph", BOTH, LIFTED, "a graph's static input that was moved is read at its old place: silently wrong (H200)",
+        _graph),
+    Row("ranks", BOTH, LIFTED, "buffers registered with NCCL by other ranks; with one rank bitwise the same (H200)",
+        _ranks),
+    Row("views", BOTH, LIFTED, "cupy.asarray and numba's as_cuda_array keep the address (reasoned)", _views),
+    Row("threads", BOTH, LIFTED, "it may allocate between two steps of the plan, or start a kernel",
+        _threads),
+    Row("consumers", frozenset({PARK}), LIFTED, "a new view of a parked tensor has no memory behind it", _consumers),
+    Row("compiled", frozenset({PARK}), KEPT, "a kernel on an emptied storage loses the context (H200)",
+        _compiled),
+    Row("triton", frozenset({PARK}), KEPT, "a kernel on an emptied storage loses the context (H200)", _triton),
+    Row("native", frozenset({PARK}), LIFTED, "a kernel on an emptied storage loses the context (H200)", _native),
+)  # fmt: skip
+"""Tried in this order. Pending work is no row: the device is waited for before anything moves."""
+
+
+def refusals(
+    torch: Any,
+    device: int,
+    *,
+    doing: str = MOVE,
+    anyway: bool = False,
+    reached: dict[str, list[Any]] | None = None,
+) -> str:
+    """One clause why no storage of `device` may be moved (or parked) now, or an empty string.
+
+    `anyway` passes over the rows that ``--move-anyway`` lifts; `reached` is what `reach` gave, where it is at hand.
+    """
+    process = _Process(torch, device, doing, reached)
+    for row in PROCESS:
+        if doing in row.forbids and not (anyway and row.anyway == LIFTED):
+            reason = row.look(process)
+            if reason:
+                return reason
+    return ""
 
 
 def graphs_alive(torch: Any) -> bool:
     """Whether a captured CUDA graph exists: it replays with the addresses of its capture."""
-    return torch.cuda.CUDAGraph in set(map(type, gc.get_objects()))
+    return bool(_Process(torch, 0, MOVE).alive("graph"))
 
 
-def refusal(torch: Any, device: int) -> str:
-    """One sentence why no storage of `device` may be moved now, or an empty string."""
-    backend = getattr(torch.cuda, "get_allocator_backend", None)
-    if backend is not None and backend() != "native":
-        return f"the allocator is {backend()}, whose addresses cannot be planned"
-    if torch.cuda.is_current_stream_capturing():
-        return "a CUDA graph is being captured"
-    types = set(map(type, gc.get_objects()))
-    if torch.cuda.CUDAGraph in types:
-        return "a captured CUDA graph remembers the addresses of its tensors"
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        ranks = distributed.get_world_size()
-        if ranks > 1:
-            return f"{ranks} ranks may have registered buffers with each other"
-    for kind in types:
-        library = _VIEWS.get(kind.__name__)
-        if library and kind.__module__.split(".", 1)[0] == library:
-            return f"{library} holds the address of memory that it does not own"
+# -- one storage
+
+
+@dataclass(frozen=True)
+class Found:
+    """One storage as the scan met it. `tensor` is one of its tensors."""
+
+    torch: Any
+    handle: Any
+    tensor: Any
+    consumers: bool
+    """Whether a library that takes tensors by DLPack is loaded."""
+    viewed: frozenset[int]
+    """Keys of storages that cupy or numba look at."""
+
+
+def _deleter(f: Found) -> str:
+    standard = getattr(f.torch._C, "_has_Standard_Deleter", None)
+    if standard is None:
+        return "this torch does not tell who frees a storage"
+    if standard(f.handle._cdata):
+        return ""
+    return "its memory is not the caching allocator's alone (CUDA IPC, DLPack, or allocated uncached)"
+
+
+def _fixed_size(f: Found) -> str:
+    return "" if f.handle.resizable() else "its storage cannot be resized"
+
+
+def _exported(f: Found) -> str:
+    # an export by DLPack holds the tensor itself once more; the storage's own count does not show it
+    if f.consumers and f.tensor._use_count() > 1:
+        return "another library may remember its address (DLPack)"
+    return ""
+
+
+def _viewed(f: Found) -> str:
+    return "cupy or numba look at its memory" if f.handle._cdata in f.viewed else ""
+
+
+STORAGE = (
+    Row("deleter", BOTH, KEPT, "the receiver of an IPC handle keeps the old memory (reasoned); memory made with caching"
+        " off, imported by DLPack or shared copy-on-write is not in the plan", _deleter),
+    Row("resizable", BOTH, KEPT, "torch refuses to resize it (H200: a tensor made from a cupy array)", _fixed_size),
+    Row("exported", BOTH, LIFTED, "the consumer of a DLPack capsule reads the old place (reasoned)", _exported),
+    Row("viewed", BOTH, LIFTED, "the other library reads the old place (reasoned)", _viewed),
+)  # fmt: skip
+"""Blocks of a CUDA graph's pool or a MemPool are left out by their segment's pool id: a move would take them out."""
+
+
+def storage(found: Found, *, doing: str = MOVE, anyway: bool = False) -> str:
+    """One clause why this storage may not be moved (or parked), or an empty string."""
+    for row in STORAGE:
+        if doing in row.forbids and not (anyway and row.anyway == LIFTED):
+            reason = row.look(found)
+            if reason:
+                return reason
     return ""

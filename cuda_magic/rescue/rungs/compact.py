@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
-
 from ...render.units import bytes_text
 from ..situation import Situation
 from . import Did
 
-if TYPE_CHECKING:
-    from ...memory.allocator import Allocator
-
 __all__ = ["RUNG"]
-
-
-class _Anyway:
-    """The allocator for ``--move-anyway``: storages that may not be moved stay, the general refusal is lifted."""
-
-    def __init__(self, allocator: Allocator) -> None:
-        self._allocator = allocator
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._allocator, name)
-
-    def moving_refused(self, device: int) -> str:
-        return ""
 
 
 class _Compact:
@@ -43,21 +25,21 @@ class _Compact:
         need = max(s.need or 0, s.request)
         if room.total < need:
             return f"{bytes_text(room.total)} is free in all, {bytes_text(need)} is needed"
-        refused = "" if s.options.move_anyway else s.allocator.moving_refused(s.device)
-        if refused:
+        anyway = s.options.move_anyway
+        refused = s.allocator.moving_refused(s.device, anyway=anyway)
+        if refused and not anyway and not s.allocator.moving_refused(s.device, anyway=True):
             return f"{refused}; --move-anyway moves nevertheless"
-        return ""
+        return refused
 
     def run(self, s: Situation) -> Did:
         from ...memory.compaction import Outcome, compact
 
         assert s.allocator is not None and s.device is not None and s.request is not None
-        allocator = cast("Allocator", _Anyway(s.allocator)) if s.options.move_anyway else s.allocator
         # the message rounds what was asked: first all that the statement took, then the request, rounded up and as said
         sizes = sorted({s.need or s.request, s.request + s.fault.sizes.precision, s.request}, reverse=True)
         outcome = Outcome(False)
         for size in sizes:
-            outcome = compact(allocator, s.device, size)
+            outcome = compact(s.allocator, s.device, size, anyway=s.options.move_anyway)
             if outcome.done:
                 return Did(reason=f"moved {bytes_text(outcome.moved)} on the card", repeat=True, moved=outcome.moved)
         return Did("failed", outcome.reason, moved=outcome.moved)

@@ -1,0 +1,51 @@
+"""Whether another Python thread may use CUDA while tensors are moved: judged by the frames on its stack."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from types import FrameType
+
+__all__ = ["using_cuda"]
+
+_OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_LIBRARIES = tuple(
+    {f"{p}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_path(name))}
+    | {f"{p}{os.sep}" for p in sys.path if p.endswith(("site-packages", "dist-packages"))}
+)
+_CUDA = ("torch", "cupy", "jax", "numba", "tensorflow", "warp", "cudf")
+_HARMLESS = (
+    str(Path("torch", "_inductor", "compile_worker")),  # waits for compilers in other processes
+    str(Path("torch", "utils", "data", "_utils")),  # a DataLoader's pinning thread: host memory only
+)
+
+
+def using_cuda() -> str:
+    """The name of the first other thread that runs user's code, or code of a library that uses CUDA; else empty.
+
+    A thread that only waits in the standard library, in Jupyter's own code or in ours does not count. Threads without
+    a Python frame are not seen.
+    """
+    here = threading.get_ident()
+    names = {t.ident: t.name for t in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        if ident != here and _counts(frame):
+            return names.get(ident, f"thread {ident}")
+    return ""
+
+
+def _counts(frame: FrameType | None) -> bool:
+    ours = library = False
+    while frame is not None:
+        code = frame.f_code.co_filename
+        if code.startswith(_OURS):
+            ours = True
+        elif not code.startswith(("<frozen", *_LIBRARIES)):
+            return True
+        elif not any(part in code for part in _HARMLESS):
+            library = library or any(code.startswith(root + name + os.sep) for root in _LIBRARIES for name in _CUDA)
+        frame = frame.f_back
+    return library and not ours

@@ -1,0 +1,221 @@
+"""The table of what forbids moving or parking: each row is seen with its reason, and does what it says anyway."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import sys
+import threading
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cuda_magic.memory.torch import native, safety, scan, threads  # noqa: E402
+from cuda_magic.memory.torch.reach import reach  # noqa: E402
+
+KEEP: list[object] = []
+
+
+def row(rows, name):
+    return next(r for r in rows if r.id == name)
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """A torch whose CUDA half answers as on a card with nothing in the way."""
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(safety, "CONSUMERS", ("no such library",))
+    monkeypatch.setattr(native, "extension", lambda torch: "")
+    monkeypatch.setattr(threads, "using_cuda", lambda: "")
+    yield monkeypatch
+    KEEP.clear()
+
+
+def a_backend(patch):
+    patch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+
+
+def a_capture(patch):
+    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+def a_graph(patch):
+    class Kind:
+        pass
+
+    patch.setattr(torch.cuda, "CUDAGraph", Kind)
+    KEEP.append(Kind())
+
+
+def ranks(patch):
+    patch.setattr(torch.distributed, "is_available", lambda: True)
+    patch.setattr(torch.distributed, "is_initialized", lambda: True)
+    patch.setattr(torch.distributed, "get_world_size", lambda: 4)
+
+
+def foreign(patch, module, name, **attributes):
+    """An object of another library's class, as the collector shows it."""
+    kind = type(name, (), {"__module__": module})
+    patch.setitem(sys.modules, module, types.SimpleNamespace(**{name: kind}))
+    one = kind()
+    one.__dict__.update(attributes, me=one)
+    KEEP.append(one)
+    return one
+
+
+def a_raw_view(patch):
+    foreign(patch, "cupy.cuda.memory", "UnownedMemory")
+
+
+def a_thread(patch):
+    patch.setattr(threads, "using_cuda", lambda: "Thread-7 (train)")
+
+
+def a_consumer(patch):
+    patch.setattr(safety, "CONSUMERS", ("types",))
+
+
+def compiled(patch):
+    patch.setitem(sys.modules, "torch._dynamo.utils", types.SimpleNamespace(counters={"stats": {"unique_graphs": 1}}))
+
+
+def a_triton_kernel(patch):
+    foreign(patch, "triton.runtime.jit", "JITFunction", fn=a_triton_kernel)
+
+
+def an_extension(patch):
+    patch.setattr(native, "extension", lambda torch: "flash_attn")
+
+
+CAUSES = {
+    "backend": (a_backend, "cudaMallocAsync"),
+    "capturing": (a_capture, "being captured"),
+    "graph": (a_graph, "captured CUDA graph remembers"),
+    "ranks": (ranks, "4 ranks"),
+    "views": (a_raw_view, "cupy holds the address"),
+    "threads": (a_thread, "another thread (Thread-7 (train))"),
+    "consumers": (a_consumer, "types is loaded"),
+    "compiled": (compiled, "compiled code"),
+    "triton": (a_triton_kernel, "Triton kernel a_triton_kernel"),
+    "native": (an_extension, "flash_attn may start kernels"),
+}
+
+
+def test_every_row_has_a_cause_here():
+    """No row is left out of the tests below."""
+    assert [r.id for r in safety.PROCESS] == list(CAUSES)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_row_forbids_with_its_reason_and_holds_or_is_lifted(process, name):
+    """Seen with its reason for what it forbids, silent for the rest; --move-anyway lifts it or not, as it says."""
+    cause, words = CAUSES[name]
+    for doing in (safety.MOVE, safety.PARK):
+        assert safety.refusals(torch, 0, doing=doing) == ""
+    cause(process)
+    one = row(safety.PROCESS, name)
+    for doing in (safety.MOVE, safety.PARK):
+        reason = safety.refusals(torch, 0, doing=doing)
+        assert (words in reason) if doing in one.forbids else not reason
+        anyway = safety.refusals(torch, 0, doing=doing, anyway=True)
+        assert (words in anyway) == (doing in one.forbids and one.anyway == safety.KEPT)
+
+
+def test_a_foreign_view_that_names_its_tensor_holds_back_that_tensor_only(process):
+    """cupy.asarray(t) keeps t's storage where it is, not all the others; --move-anyway lifts it."""
+    tensor, other = torch.ones(8), torch.ones(8)
+    foreign(process, "cupy.cuda.memory", "UnownedMemory", owner=tensor)
+    assert safety.refusals(torch, 0) == ""
+    viewed = safety.viewed(torch, reach(torch)[1])
+    assert viewed == {tensor.untyped_storage()._cdata}
+    process.setattr(torch._C, "_has_Standard_Deleter", lambda key: True, raising=False)
+
+    def reason(one, **options):
+        return safety.storage(safety.Found(torch, one.untyped_storage(), one, False, viewed), **options)
+
+    assert reason(tensor) == "cupy or numba look at its memory"
+    assert reason(other) == reason(tensor, anyway=True) == ""
+
+
+def test_a_dlpack_export_holds_its_storage_back(process):
+    """A capsule raises the count of its tensor; asked only where a library that takes capsules is loaded."""
+    process.setattr(torch._C, "_has_Standard_Deleter", lambda key: True, raising=False)
+    tensor = torch.ones(8)
+
+    def reason(consumers, **options):
+        found = safety.Found(torch, tensor.untyped_storage(), tensor, consumers, frozenset())
+        return safety.storage(found, **options)
+
+    assert reason(True) == ""
+    capsule = torch.utils.dlpack.to_dlpack(tensor)
+    assert "DLPack" in reason(True)
+    assert reason(False) == reason(True, anyway=True) == ""
+    del capsule
+    assert reason(True) == ""
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_memory_that_is_not_the_allocators_alone_never_moves(process, anyway):
+    """IPC, DLPack import, caching off: another deleter; a storage of fixed size: not resizable. Under any option."""
+    tensor = torch.ones(8)
+    found = safety.Found(torch, tensor.untyped_storage(), tensor, False, frozenset())
+    process.setattr(torch._C, "_has_Standard_Deleter", lambda key: False, raising=False)
+    assert "not the caching allocator's alone" in safety.storage(found, anyway=anyway)
+    process.setattr(torch._C, "_has_Standard_Deleter", lambda key: True, raising=False)
+    fixed = types.SimpleNamespace(_cdata=1, resizable=lambda: False)
+    found = safety.Found(torch, fixed, tensor, False, frozenset())
+    assert "cannot be resized" in safety.storage(found, anyway=anyway)
+    process.delattr(torch._C, "_has_Standard_Deleter")
+    assert "does not tell" in safety.storage(found, anyway=anyway)
+
+
+def test_only_threads_that_may_use_cuda_count():
+    """A worker that waits in the standard library is no reason; one with a function of the user's on its stack is."""
+    assert threads.using_cuda() == ""
+    idle: queue.Queue = queue.Queue()
+    waiting = threading.Thread(target=idle.get, name="idle worker")
+    waiting.start()
+    assert threads.using_cuda() == ""
+    idle.put(None)
+    waiting.join()
+    stop, started = threading.Event(), threading.Event()
+
+    def train():
+        started.set()
+        stop.wait()
+
+    worker = threading.Thread(target=train, name="my training")
+    worker.start()
+    started.wait()
+    assert threads.using_cuda() == "my training"
+    stop.set()
+    worker.join()
+    assert threads.using_cuda() == ""
+
+
+def test_no_library_of_this_process_counts_as_native_by_mistake():
+    """torch's own libraries and those without kernels are passed over."""
+    assert native.extension(torch) == ""
+
+
+def test_every_tensor_is_reached_and_nothing_of_the_users_runs():
+    """Subclasses, parameters and tensors in cycles are found; hostile classes are passed by."""
+
+    class Mine(torch.Tensor):
+        pass
+
+    class Hostile:
+        @property
+        def __class__(self):
+            raise AssertionError("asked")
+
+    kept = [torch.ones(3), torch.ones(3).as_subclass(Mine), torch.nn.Parameter(torch.ones(3)), Hostile()]
+    kept.append(kept)
+    ids = {id(t) for t in reach(torch)[0]}
+    assert {id(t) for t in kept[:3]} <= ids
+    assert list(scan.tensors(torch)) == []  # none of them is on a card
+    del kept
+    gc.collect()
