@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..rescue.options import GuardOptions
     from ..rescue.report import Report
 
-RUNGS = ("holders", "collect", "caches", "compact", "expandable", "wait", "shrink", "else", "cudamalloc")
+RUNGS = ("holders", "collect", "caches", "reserve", "compact", "expandable", "wait", "shrink", "else", "cudamalloc")
 
 SPEC = Spec(
     name="cuda_guard",
@@ -42,6 +42,7 @@ SPEC = Spec(
         Option("--move-anyway", "move tensors although something may remember their addresses"),
         Option("--only", "use these rungs alone", "RUNG,...", {}, RUNGS),
         Option("--without", "leave these rungs out", "RUNG,...", {}, RUNGS),
+        Option("--reserve", "set this much aside, to serve only when the memory is full (0)", "SIZE"),
         Option("--report", "bind the report to this variable, on success too", "NAME"),
         Option("--quiet", "no line to stderr for each repeat"),
         Option("--all", "guard every following cell, with these options"),
@@ -56,6 +57,7 @@ SPEC = Spec(
         ("%%cuda_guard --else device='cpu'", "at last, with another value"),
         ("%%cuda_guard --checkpoint model,optimizer", "a training loop that may start again"),
         ("%%cuda_guard --only holders,collect,caches", "no more than what costs nothing"),
+        ("%%cuda_guard --reserve 1GiB", "1 GiB more at the moment when it is needed, nothing repeated"),
         ("%cuda_guard --all", "guard every following cell"),
     ),
 )
@@ -111,6 +113,15 @@ def _shrink(text: str | None) -> tuple[str, int] | None:
     return _name(name, "--shrink"), int(floor) if equals else 1
 
 
+def _size(text: str | None, flag: str) -> int:
+    from ..render.units import parse_bytes
+
+    try:
+        return parse_bytes(text.strip("'\"")) if text else 0
+    except ValueError:
+        raise UserError(f"cuda_guard: {flag} takes a size such as 2GiB or 512MiB, not {text!r}.") from None
+
+
 @lru_cache(maxsize=32)
 def _parsed(line: str) -> Any:
     """The parsed line, kept: a cell that runs again has the same one. Nobody changes it."""
@@ -162,6 +173,7 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
         without=_rungs(given.without, "--without"),
         report=_name(given.report, "--report") if given.report else None,
         quiet=given.quiet or settings.quiet,
+        reserve=_size(given.reserve, "--reserve"),
     )
     return made, given
 

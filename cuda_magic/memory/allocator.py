@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Allocator", "Block", "Segment", "Stats", "Storage", "largest_free"]
+__all__ = ["Allocator", "Block", "Reserve", "Segment", "Stats", "Storage", "largest_free"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,26 @@ class Storage:
     nbytes: int
     handle: Any
     reason: str = ""
+
+
+class Reserve(Protocol):
+    """Memory of one device set aside, that serves only when the heap is full. Bytes."""
+
+    nbytes: int
+    device: int
+
+    @property
+    def active(self) -> bool:
+        """Whether it is still set aside."""
+        ...
+
+    def served(self) -> int:
+        """Bytes of tensors that lie in it now."""
+        ...
+
+    def release(self, move: bool = True) -> int:
+        """Give it back; bytes that stay in it because tensors live there. With `move` they are moved out before."""
+        ...
 
 
 class Allocator(Protocol):
@@ -174,6 +194,16 @@ class Allocator(Protocol):
 
     def uncached(self) -> AbstractContextManager[None]:
         """The caching allocator bypassed inside (plain cudaMalloc)."""
+        ...
+
+    def reserve(self, nbytes: int) -> Reserve:
+        """Set memory of the current device aside.
+
+        Raises
+        ------
+        Refused
+            If the library cannot, or the device has not so much.
+        """
         ...
 
     # -- random states, so that a repeated statement draws the same numbers

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..memory.allocator import Allocator
     from .classify import Fault
     from .ladder import RungResult
+    from .setaside import SetAside
     from .situation import Situation
 
 __all__ = ["Guard", "GuardRun", "guard"]
@@ -75,6 +76,11 @@ class GuardRun:
         self._step: Step | None = None
         self._worst: tuple[int, Step | None, Fault | None] = (1, None, None)
         self.namespace: dict[str, Any] = {}
+        self.set_aside: SetAside | None = None
+        if options.reserve:
+            from .setaside import SetAside
+
+            self.set_aside = SetAside(options.reserve, self.notes)
         self._new_statement()
 
     def _new_statement(self) -> None:
@@ -108,6 +114,8 @@ class GuardRun:
             self._step = step
             self._new_statement()
             self._acts = marks.may_act(step.node)
+            if self.set_aside is not None:
+                self.set_aside.before(allocator or machine().allocator())
         self.attempts += 1
         if not self._acts:
             return
@@ -197,6 +205,7 @@ class GuardRun:
             spent=self.plain >= self.options.retries or self.fault.kind.id == "too-large",
             read_before=frozenset().union(*map(marks.names_read, self._done)),
             memory=self._memory,
+            reserve=self.set_aside.held if self.set_aside is not None else None,
             enter=self._modes.enter_context,
             say=self.say,
             readings=_read_devices,
@@ -237,7 +246,7 @@ class GuardRun:
 
     # -- at the end of a cell
     def gave_up(self, error: BaseException, step: Step) -> Report | None:
-        self._modes.close()
+        self._close()
         if self.fault is None:
             self.bind(self._report("error", None))
             return None
@@ -246,8 +255,13 @@ class GuardRun:
         return report
 
     def finished(self) -> None:
-        self._modes.close()
+        self._close()
         self.bind(self._report("rescued" if self.rescued else "ok", None))
+
+    def _close(self) -> None:
+        self._modes.close()
+        if self.set_aside is not None:
+            self.set_aside.after(not self.options.no_move)
 
     def _report(self, status: str, error: BaseException | None) -> Report:
         handled = 0

@@ -277,7 +277,7 @@ def _parts(value: Any) -> Iterator[Any]:
     """What an object refers to, as often as it does."""
     if type(value) is types.FunctionType:
         # not its globals: the names that its code reads are asked instead
-        around = (id(value.__globals__), id(value.__builtins__))
+        around = (id(value.__globals__), id(getattr(value, "__builtins__", None)))
         yield from (part for part in gc.get_referents(value) if id(part) not in around)
     else:
         yield from gc.get_referents(value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 __all__ = ["RUNGS", "GuardOptions"]
 
-RUNGS = ("holders", "collect", "caches", "compact", "expandable", "wait", "shrink", "else", "cudamalloc")
+RUNGS = ("holders", "collect", "caches", "reserve", "compact", "expandable", "wait", "shrink", "else", "cudamalloc")
 """Ids of the rungs, in the order in which they are tried."""
 
 
@@ -30,6 +30,8 @@ class GuardOptions:
     without: tuple[str, ...] = ()
     report: str | None = None
     quiet: bool = False
+    reserve: int = 0
+    """Bytes of --reserve"""
 
     def excluded(self, rung: str) -> str:
         """Why a rung is left out by the options, or an empty string."""

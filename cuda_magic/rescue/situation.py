@@ -15,7 +15,7 @@ from .options import GuardOptions
 
 if TYPE_CHECKING:
     from ..devices.model import Device, Reading
-    from ..memory.allocator import Allocator
+    from ..memory.allocator import Allocator, Reserve
 
 __all__ = ["Room", "Situation", "device_of", "own_device", "room_of"]
 
@@ -113,6 +113,8 @@ class Situation:
     """Names that earlier statements of the cell read."""
     memory: dict[str, Any] = field(default_factory=dict)
     """What rungs keep between two failures of one statement."""
+    reserve: Reserve | None = None
+    """What --reserve has set aside."""
     enter: Callable[[AbstractContextManager[Any]], Any] | None = None
     """Puts a setting in force for the repeat."""
     say: Callable[[str], None] = lambda text: None

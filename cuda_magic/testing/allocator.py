@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..memory.allocator import Segment, Stats, Storage
+from ..errors import Refused
+from ..memory.allocator import Reserve, Segment, Stats, Storage
 from .caching import Block, Caching
 from .card import GRANULE, Card
 from .errors import error
@@ -213,6 +214,9 @@ class PracticeAllocator:
             yield
         finally:
             self._bypassed = before
+
+    def reserve(self, nbytes: int) -> Reserve:
+        raise Refused("the practice GPU has no memory that serves only when the heap is full")
 
     # -- repeating a statement
     def random_state(self) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..allocator import Block, Segment, Stats, Storage
 from . import changes, libraries, parking, randomness, safety, scan, settings, snapshot
+from .reserve import Reserve
 
 __all__ = ["TorchAllocator"]
 
@@ -171,6 +172,9 @@ class TorchAllocator:
 
     def uncached(self) -> AbstractContextManager[None]:
         return settings.uncached(self.torch)
+
+    def reserve(self, nbytes: int) -> Reserve:
+        return Reserve(self.torch, nbytes)
 
     # -- repeating a statement
     def random_state(self) -> Any:
