@@ -1,0 +1,139 @@
+"""Copies of whole storages out of a device and back, ordered by streams: no copy waits on the CPU.
+
+A lane belongs to one device. `out` may be followed at once by giving the storage's memory back, `back` gives it new
+memory; both leave the contents valid in one place if they raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+__all__ = ["CudaLane", "Lane", "PlainLane", "quiet"]
+
+
+def quiet(torch: Any) -> AbstractContextManager[Any]:
+    """Our own copies are seen by no mode of the user's and by no autograd."""
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch._C.DisableTorchFunctionSubclass())
+    stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+    return stack
+
+
+def _bytes(torch: Any, storage: Any, nbytes: int) -> Any:
+    """The storage as a tensor of bytes."""
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return whole.set_(storage, 0, (nbytes,), (1,))
+
+
+class Lane(Protocol):
+    """Copies for one device. `events` are those of earlier copies that used the buffer."""
+
+    def out(self, storage: Any, buffer: Any, nbytes: int) -> Any:
+        """Start to copy into `buffer.data`; the event of its end. What is enqueued later waits for it."""
+        ...
+
+    def back(self, storage: Any, buffer: Any, nbytes: int, left: Any) -> Any:
+        """New memory for the storage, and the copy into it started; the event of its end, or None. May raise."""
+        ...
+
+    def wait(self, event: Any) -> None:
+        """What is enqueued from now on comes after `event`."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all copies are done."""
+        ...
+
+
+class PlainLane:
+    """Copies with no streams: for storages on the CPU, by which the rules are tested.
+
+    `allocate` is asked before a storage gets memory again, and may raise.
+    """
+
+    def __init__(self, torch: Any, allocate: Callable[[int], None] = lambda nbytes: None) -> None:
+        self.torch, self.allocate = torch, allocate
+
+    def out(self, storage: Any, buffer: Any, nbytes: int) -> Any:
+        buffer.data.copy_(_bytes(self.torch, storage, nbytes))
+
+    def back(self, storage: Any, buffer: Any, nbytes: int, left: Any) -> Any:
+        self.allocate(nbytes)
+        storage.resize_(nbytes)
+        try:
+            _bytes(self.torch, storage, nbytes).copy_(buffer.data)
+        except BaseException:
+            storage.resize_(0)
+            raise
+
+    def wait(self, event: Any) -> None:
+        return
+
+    def settle(self) -> None:
+        return
+
+
+class CudaLane:
+    """Two streams beside the one that computes. Once ops were seen on a second stream, the device is waited for."""
+
+    def __init__(self, torch: Any, index: int) -> None:
+        self.torch, self.index = torch, index
+        with torch.cuda.device(index):
+            self.leaving, self.coming = torch.cuda.Stream(index), torch.cuda.Stream(index)
+        self._stream: int | None = None
+        self.several = False
+
+    def note(self, stream: int) -> None:
+        """An op runs on this stream (its raw handle)."""
+        if stream != self._stream:
+            if self._stream is not None:
+                self.several = True
+                self.torch.cuda.synchronize(self.index)
+            self._stream = stream
+
+    def out(self, storage: Any, buffer: Any, nbytes: int) -> Any:
+        cuda = self.torch.cuda
+        with cuda.device(self.index):
+            if self.several:
+                cuda.synchronize(self.index)
+            main = cuda.current_stream(self.index)
+            self.leaving.wait_stream(main)
+            for event in buffer.events:
+                self.leaving.wait_event(event)
+            with cuda.stream(self.leaving):
+                buffer.data.copy_(_bytes(self.torch, storage, nbytes), non_blocking=True)
+            done = self.leaving.record_event()
+            # the memory is given out again in the order of the stream that computes
+            main.wait_event(done)
+            if self.several:
+                done.synchronize()
+        return done
+
+    def back(self, storage: Any, buffer: Any, nbytes: int, left: Any) -> Any:
+        cuda = self.torch.cuda
+        with cuda.device(self.index):
+            main = cuda.current_stream(self.index)
+            storage.resize_(nbytes)  # on the stream that computes; raises where there is no room, and changes nothing
+            try:
+                self.coming.wait_stream(main)
+                if left is not None:
+                    self.coming.wait_event(left)
+                with cuda.stream(self.coming):
+                    _bytes(self.torch, storage, nbytes).copy_(buffer.data, non_blocking=True)
+                done = self.coming.record_event()
+                if self.several:
+                    done.synchronize()
+            except BaseException:
+                storage.resize_(0)
+                raise
+        return done
+
+    def wait(self, event: Any) -> None:
+        self.torch.cuda.current_stream(self.index).wait_event(event)
+
+    def settle(self) -> None:
+        self.leaving.synchronize()
+        self.coming.synchronize()

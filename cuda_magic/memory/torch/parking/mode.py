@@ -1,0 +1,83 @@
+"""The mode that watches every op: what it names is here before it runs.
+
+A kernel on an emptied storage loses the CUDA context (seen on an H200), so nothing is parked unless this mode is on.
+It travels into backward, on autograd's own threads. The class is made when it is first needed: torch is not ours to
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .operands import storages
+from .parked import Entry, Store
+
+__all__ = ["Watcher", "mode"]
+
+_classes: dict[int, Any] = {}
+
+
+class Watcher:
+    """What is done around each op.
+
+    Parameters
+    ----------
+    torch
+        The imported torch.
+    store
+        What is parked.
+    """
+
+    def __init__(self, torch: Any, store: Store) -> None:
+        self.torch, self.store = torch, store
+        self.without_memory = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+        self.retry: Any = None
+        """Repeats the op that ran out of memory (`retry.Retry`)."""
+        self.pager: Any = None
+        """Lets storages leave when an op finds no room (`pager.Pager`)."""
+        self.brought = 0
+        """Storages that an op brought back."""
+
+    def call(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one op."""
+        if self.pager is not None:
+            return self.pager.call(self, func, types, args, kwargs)
+        if self.retry is not None:
+            return self.retry.call(self, func, types, args, kwargs)
+        if self.store.away and func not in self.without_memory:
+            self.bring_back(args, kwargs)
+        return func(*args, **kwargs)
+
+    def bring_back(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Bring back what the arguments name; the op has not begun when this raises."""
+        found = self.named(args, kwargs)
+        if found:
+            self.brought += len(found)
+            self.store.bring_back(found)
+
+    def named(self, *values: Any) -> list[Entry]:
+        """Entries of the parked storages that the values name, each once."""
+        away, found = self.store.away, {}
+        for storage in storages(self.torch, values):
+            entry = away.get(storage._cdata)
+            if entry is not None:
+                found[entry.key] = entry
+        return list(found.values())
+
+
+def mode(watcher: Watcher) -> Any:
+    """A TorchDispatchMode that tells `watcher` of each op. Entered and left as any mode, one at the top at a time."""
+    torch = watcher.torch
+    kind = _classes.get(id(torch))
+    if kind is None:
+
+        def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return self.watcher.call(func, types, args, kwargs or {})
+
+        base = torch.utils._python_dispatch.TorchDispatchMode
+        body = {"__torch_dispatch__": dispatch, "supports_higher_order_operators": True, "__module__": __name__}
+        kind = _classes[id(torch)] = type("WatchingMode", (base,), body)
+    made = kind()
+    made.watcher = watcher
+    return made

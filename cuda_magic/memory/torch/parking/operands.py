@@ -1,0 +1,96 @@
+"""The storages that one op names, and those that it writes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["UNTOLD", "Reader", "storages"]
+
+UNTOLD = {
+    "aten::native_batch_norm": "its running statistics",
+    "aten::cudnn_batch_norm": "its running statistics",
+    "aten::miopen_batch_norm": "its running statistics",
+    "aten::batch_norm_update_stats": "its running statistics",
+    "aten::batch_norm_gather_stats": "its running statistics",
+    "aten::batch_norm_gather_stats_with_counts": "its running statistics",
+    "aten::_cudnn_rnn": "the state of its dropout",
+    "aten::miopen_rnn": "the state of its dropout",
+    "aten::_cudnn_rnn_flatten_weight": "where its weights lie",
+    "aten::cudnn_batch_norm_backward": "its reserve",
+    "aten::_cudnn_rnn_backward": "its reserve",
+}
+"""Ops whose schema says that they change nothing, and what they change (native_functions.yaml and their kernels)."""
+
+
+def _tensors(value: Any, tensor: type, depth: int = 8) -> Iterator[Any]:
+    kind = type(value)
+    if issubclass(kind, tensor):
+        if hasattr(kind, "__tensor_flatten__"):  # a wrapper around other tensors
+            for name in value.__tensor_flatten__()[0]:
+                yield from _tensors(getattr(value, name), tensor, depth - 1)
+        else:
+            yield value
+    elif depth and issubclass(kind, (list, tuple)):
+        for part in value:
+            yield from _tensors(part, tensor, depth - 1)
+    elif depth and issubclass(kind, dict):
+        for part in value.values():
+            yield from _tensors(part, tensor, depth - 1)
+
+
+def storages(torch: Any, values: Any) -> Iterator[Any]:
+    """The storage of each tensor in `values`, lists and dicts looked into; one may come twice."""
+    read = torch._C.TensorBase.untyped_storage
+    strided = torch.strided
+    for tensor in _tensors(values, torch.Tensor):
+        if tensor.layout is strided:
+            try:
+                yield read(tensor)
+            except (RuntimeError, NotImplementedError):
+                continue  # without storage: a subclass, or functorch's wrapper
+        else:
+            yield from _sparse(torch, tensor)
+
+
+def _sparse(torch: Any, tensor: Any) -> Iterator[Any]:
+    names = {
+        torch.sparse_coo: ("_indices", "_values"),
+        torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+        torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+        torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+    }.get(tensor.layout, ())
+    for name in names:
+        yield from storages(torch, getattr(tensor, name)())
+
+
+class Reader:
+    """What each op writes to, by its schema; kept per op."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self._known: dict[Any, tuple[int | str, ...] | None] = {}
+
+    def written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The arguments that `func` may write to; all of them where its schema cannot be relied on."""
+        try:
+            places = self._known[func]
+        except KeyError:
+            places = self._known[func] = self._places(func)
+        if places is None:
+            return [args, kwargs]
+        if not places:
+            return []
+        found = [args[p] for p in places if type(p) is int and p < len(args)]
+        return found + [kwargs[p] for p in places if type(p) is str and p in kwargs]
+
+    def _places(self, func: Any) -> tuple[int | str, ...] | None:
+        schema = getattr(func, "_schema", None)
+        if schema is None or getattr(func, "namespace", "") != "aten" or schema.name in UNTOLD:
+            return None
+        places: list[int | str] = []
+        for number, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                places += [argument.name] if argument.kwarg_only else [number, argument.name]
+        return tuple(places)

@@ -1,0 +1,269 @@
+"""Storages whose contents wait elsewhere: which, where, and back again.
+
+A storage is known by a weak reference to it, never by an address alone: an address is given out again as soon as its
+storage dies, and would then stand for other contents. Parking empties the storage (``resize_(0)``): every tensor, view
+and parameter on it stays what it is, and has no memory until the storage is brought back.
+
+At each step the contents are valid in one place. SIGINT is held back while a step is half done.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from .lane import CudaLane, Lane, quiet
+
+__all__ = ["Entry", "Place", "Store", "held_interrupts", "store"]
+
+
+class Place(Protocol):
+    """Where contents wait: the host arena, or memory of another card. `take` raises where it has no room."""
+
+    def take(self, nbytes: int) -> Any:
+        """A buffer: ``data`` is a tensor of so many bytes, ``events`` are to be waited for before the first copy."""
+        ...
+
+    def give(self, buffer: Any, events: Iterable[Any] = ()) -> None: ...
+
+
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """SIGINT is noted and delivered afterwards (on the main thread; others never get one)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[Any, ...]] = []
+    before = signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(*came[0])
+
+
+class Entry:
+    """One storage that is parked, or followed by a pager.
+
+    `clean` says that the buffer holds what the storage holds; `came` is the event of a copy back which nothing that
+    computes has waited for yet; `busy` counts the ops at work on it; `pinned` says that its address was asked for.
+    """
+
+    __slots__ = (
+        "_free",
+        "away",
+        "buffer",
+        "busy",
+        "came",
+        "clean",
+        "device",
+        "key",
+        "left",
+        "nbytes",
+        "pinned",
+        "place",
+        "used",
+        "weak",
+    )
+
+    def __init__(self, torch: Any, storage: Any) -> None:
+        self.key: int = storage._cdata
+        self.weak = storage._weak_ref()  # pins the address: nobody else gets it while this entry lives
+        self._free = torch.UntypedStorage._free_weak_ref
+        self.device: tuple[str, int | None] = (storage.device.type, storage.device.index)
+        self.nbytes: int = storage.nbytes()
+        self.away = self.clean = self.pinned = False
+        self.buffer: Any = None
+        self.place: Any = None
+        self.left: Any = None
+        self.came: Any = None
+        self.busy = self.used = 0
+
+    def __del__(self) -> None:
+        free = getattr(self, "_free", None)
+        if free is not None:
+            free(self.weak)
+
+    def __repr__(self) -> str:
+        return f"Entry({self.nbytes} bytes, {'away' if self.away else 'here'})"
+
+
+class Store:
+    """Everything that this process has parked.
+
+    Parameters
+    ----------
+    torch
+        The imported torch.
+    place
+        Gives the place where contents wait; None: the shared host arena.
+    lane
+        Makes the lane of a device; None: CUDA streams.
+    """
+
+    def __init__(
+        self, torch: Any, place: Callable[[], Place] | None = None, lane: Callable[[Any], Lane] | None = None
+    ) -> None:
+        self.torch = torch
+        self._place, self._lane = place or self._arena, lane or self._cuda
+        self._lanes: dict[tuple[str, int | None], Lane] = {}
+        self.lock = threading.RLock()
+        self.away: dict[int, Entry] = {}
+        """Parked now, by storage key."""
+        self.followed: dict[int, Entry] = {}
+        """Here, and known to a pager: their clean copies are kept."""
+        self.out_bytes = self.in_bytes = 0
+        """Copied so far."""
+
+    def _arena(self) -> Place:
+        from .arena import shared
+
+        return shared(self.torch)
+
+    def _cuda(self, device: Any) -> Lane:
+        return CudaLane(self.torch, device[1])
+
+    def lane(self, device: tuple[str, int | None]) -> Lane:
+        """The lane of a device."""
+        lane = self._lanes.get(device)
+        if lane is None:
+            lane = self._lanes[device] = self._lane(device)
+        return lane
+
+    def storage(self, entry: Entry) -> Any:
+        """The storage itself; None where it has died."""
+        return self.torch.UntypedStorage._new_with_weak_ptr(entry.weak)
+
+    @property
+    def nbytes(self) -> int:
+        """Parked now."""
+        return sum(entry.nbytes for entry in list(self.away.values()))
+
+    # -- out
+    def park(self, storages: Iterable[Any], place: Place | None = None) -> int:
+        """Empty these storages, their contents kept in `place`; gives the bytes that are free now.
+
+        What is parked already, or empty, is passed over. The order is kept, so the first ones leave first.
+
+        Raises
+        ------
+        NoHostMemory, RuntimeError
+            From the place or the copy. What left before stays parked, everything else is untouched.
+        """
+        freed = 0
+        with held_interrupts(), self.lock, quiet(self.torch):
+            for storage in storages:
+                if storage._cdata in self.away or not storage.nbytes():
+                    continue
+                entry = self.followed.get(storage._cdata) or Entry(self.torch, storage)
+                freed += self.leave(entry, storage, place)
+        return freed
+
+    def leave(self, entry: Entry, storage: Any, place: Place | None = None) -> int:
+        """Park one storage; the bytes that are free now. Called as `park` calls it."""
+        if entry.nbytes != storage.nbytes():  # resized by its owner
+            self._drop_copy(entry)
+            entry.nbytes = storage.nbytes()
+        if not entry.clean:
+            if entry.buffer is None:
+                entry.place = place or self._place()
+                entry.buffer = entry.place.take(entry.nbytes)
+            lane = self.lane(entry.device)
+            if entry.came is not None:
+                lane.wait(entry.came)
+                entry.came = None
+            try:
+                entry.left = lane.out(storage, entry.buffer, entry.nbytes)
+            except BaseException:
+                lane.settle()  # part of it may be under way
+                self._drop_copy(entry)
+                raise
+            self.out_bytes += entry.nbytes
+            entry.clean = True
+        elif entry.came is not None:  # brought back and not used: its memory is given out again after the copy
+            self.lane(entry.device).wait(entry.came)
+            entry.came = None
+        entry.away = True
+        self.away[entry.key] = entry
+        self.followed.pop(entry.key, None)
+        storage.resize_(0)
+        return entry.nbytes
+
+    # -- back
+    def bring_back(self, entries: Iterable[Entry] | None = None) -> int:
+        """Bring parked storages back (all of them by default); gives the bytes copied. May be called again.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            Where there is no room. What came back is back, the rest is parked as before.
+        """
+        copied = 0
+        with held_interrupts(), self.lock, quiet(self.torch):
+            for entry in list(self.away.values()) if entries is None else entries:
+                if entry.away:
+                    copied += self.come(entry)
+                    self.arrive(entry)
+        return copied
+
+    def come(self, entry: Entry, keep: bool = False) -> int:
+        """Start to bring one back, called as `bring_back` calls it; `arrive` before anything computes with it.
+
+        With `keep` its copy stays, to leave again for nothing if it was not changed.
+        """
+        storage = self.storage(entry)
+        if storage is None or storage.nbytes():  # died, or given memory by its owner
+            self.forget(entry)
+            return 0
+        entry.came = self.lane(entry.device).back(storage, entry.buffer, entry.nbytes, entry.left)
+        entry.away = False
+        self.in_bytes += entry.nbytes
+        del self.away[entry.key]
+        if keep:
+            self.followed[entry.key] = entry
+        else:
+            self._drop_copy(entry)
+        return entry.nbytes
+
+    def arrive(self, entry: Entry) -> None:
+        """What is enqueued from now on may use the storage."""
+        if entry.came is not None:
+            self.lane(entry.device).wait(entry.came)
+            entry.came = None
+
+    # -- copies that are of no more use
+    def _drop_copy(self, entry: Entry) -> None:
+        buffer, entry.buffer, entry.clean = entry.buffer, None, False
+        if buffer is not None:
+            entry.place.give(buffer, (entry.left, entry.came))
+            entry.left = None
+
+    def forget(self, entry: Entry) -> None:
+        """No longer followed; its copy is given back."""
+        self.away.pop(entry.key, None)
+        self.followed.pop(entry.key, None)
+        entry.away = False
+        self._drop_copy(entry)
+
+    def sweep(self) -> int:
+        """Forget storages that have died; how many."""
+        expired = self.torch.UntypedStorage._expired
+        with self.lock:
+            dead = [e for e in (*self.away.values(), *self.followed.values()) if expired(e.weak)]
+            for entry in dead:
+                self.forget(entry)
+        return len(dead)
+
+
+_stores: list[Store] = []
+
+
+def store(torch: Any) -> Store:
+    """The one store of this process: whatever parks, parks here, and the mode looks here."""
+    if not _stores:
+        _stores.append(Store(torch))
+    return _stores[0]
