@@ -12,12 +12,19 @@ SPEC = Spec(
     options=(
         Option("--json", "the diagnosis as JSON, for programs (schema in docs/doctor.md)"),
         Option("--full", "also make a first tensor on each device, in a child process (takes seconds)"),
+        Option(
+            "--cluster",
+            "every engine of an ipyparallel cluster (a profile or a connection file), odd ones first",
+            "[PROFILE]",
+            {"nargs": "?", "const": "", "metavar": "PROFILE"},
+        ),
         Option("--show-private", "leave in home folders, names and command lines: not for pasting in public"),
     ),
     examples=(
         ("%cuda_doctor", "all checks; CUDA is tried in a child process, never in this kernel"),
         ("%cuda_doctor --full", "with a first allocation on each device"),
         ("%cuda_doctor --json", "the same as JSON"),
+        ("%cuda_doctor --cluster", "every engine's diagnosis in one table, odd ones first"),
         ("found = %cuda_doctor", "keep it: found.findings[0].id, found.to_dataframe()"),
     ),
 )
@@ -26,9 +33,15 @@ SPEC = Spec(
 def run(magics: Any, line: str) -> Any:
     """The diagnosis; with ``--json`` its text is printed."""
     options = SPEC.parse(line)
-    from ..doctor.command import look
+    found: Any
+    if options.cluster is not None:
+        from ..cluster import command
 
-    found = look(full=options.full, show_private=options.show_private)
+        found = command.doctor(options.cluster, magics.shell, options.full, options.show_private)
+    else:
+        from ..doctor.command import look
+
+        found = look(full=options.full, show_private=options.show_private)
     if not options.json:
         return found
     import json

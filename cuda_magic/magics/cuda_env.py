@@ -31,6 +31,12 @@ SPEC = Spec(
         Option("--undo", "back to what stood before the last change"),
         Option("--export", "the variables that are set, in another format", "FORMAT", {}, _FORMATS),
         Option("--restart", "start this kernel anew, in place, with the environment as it is now"),
+        Option(
+            "--cluster",
+            "on every engine of an ipyparallel cluster (a profile or a connection file), all or none",
+            "[PROFILE]",
+            {"nargs": "?", "const": "", "metavar": "PROFILE"},
+        ),
         Option("--force", "set a value although it is refused"),
     ),
     examples=(
@@ -43,6 +49,8 @@ SPEC = Spec(
         ("%cuda_env --undo", "take the last change back"),
         ("%cuda_env --export shell", "the variables that are set, as lines for bash"),
         ("%cuda_env --restart", "a new process in this kernel, with these variables"),
+        ("%cuda_env --cluster CUDA_LAUNCH_BLOCKING=1", "set on every engine, all or none"),
+        ("%cuda_env --cluster PROFILE --restart", "new engines in the place of the old, with these variables"),
         ("%cuda_env --force MY_CUDA_FLAG=1", "set it although it is refused"),
     ),
     more=_more,
@@ -53,13 +61,49 @@ def run(magics: Any, line: str) -> Any:
     """The result of one ``%cuda_env`` line; with ``--restart`` what was asked is done first."""
     from ..environment import change
 
-    options = SPEC.parse(change.words(line))
+    words = change.words(line)
+    if "--cluster" in words or any(word.startswith("--cluster=") for word in words):
+        return _cluster(magics, words)
+    options = SPEC.parse(words)
     result = _answer(options, line)
     if options.restart:
         from ..kernel.restart import restart
 
         restart(magics.shell)
     return result
+
+
+def _cluster(magics: Any, words: list[str]) -> Any:
+    """The same for every engine."""
+    from ..environment.catalogue import CATALOGUE
+
+    # a variable's name may follow --cluster as well as a profile's
+    names = {variable.name for variable in CATALOGUE}
+    made = list(words)
+    for i, word in enumerate(made[:-1]):
+        if word == "--cluster" and (made[i + 1] in names or "=" in made[i + 1]):
+            made[i] = "--cluster="
+    options = SPEC.parse(made)
+    for flag in ("undo", "devices", "preset", "export"):
+        if getattr(options, flag) not in (None, False):
+            raise UserError(
+                f"cuda_env: --{flag} is asked of this kernel alone; with --cluster go NAME=VALUE and --unset."
+            )
+    assigned = [word for word in options.assignments if "=" in word]
+    if (options.unset and options.assignments) or (assigned and len(assigned) != len(options.assignments)):
+        raise UserError("cuda_env: set, unset or explain on the engines, one after the other.")
+    if not assigned and len(options.assignments) > 1:
+        raise UserError("cuda_env: one name at a time is explained; to set variables write NAME=VALUE.")
+    from ..cluster import command
+
+    return command.environment(
+        options.cluster,
+        magics.shell,
+        options.assignments,
+        unset=options.unset,
+        force=options.force,
+        restart=options.restart,
+    )
 
 
 def _answer(options: Any, line: str) -> Any:

@@ -28,6 +28,12 @@ SPEC = Spec(
         Option("--replay", "show a recording in the panel (a table where there are no widgets)", "FILE"),
         Option("--interval", "seconds between two readings (at least 0.25)", "S", {"type": float}),
         Option("--alert", "percent of a device's memory above which it is said", "PERCENT", {"type": int}),
+        Option(
+            "--cluster",
+            "every engine's devices by host, of an ipyparallel cluster (a profile or a connection file)",
+            "[PROFILE]",
+            {"nargs": "?", "const": "", "metavar": "PROFILE"},
+        ),
         Option("--stop", "stop the panel and the recording"),
         Option("--nvtx", "with a cell: mark it as an NVTX range, for Nsight Systems"),
     ),
@@ -43,6 +49,8 @@ SPEC = Spec(
         ("%gpu_mem --free --outputs", "give back, shown values too"),
         ("%gpu_mem --log run.csv --interval 2", "record in the background"),
         ("%gpu_mem --replay run.csv", "look at a recording"),
+        ("%gpu_mem --cluster", "live panel of every engine's devices, by host"),
+        ("%gpu_mem --cluster PROFILE --once", "one reading of them"),
         ("%gpu_mem --stop", "stop the panel and the recording"),
         (
             "%%gpu_mem",
@@ -74,6 +82,10 @@ def run(magics: Any, line: str, cell: str | None) -> Any:
         raise UserError("gpu_mem: --nvtx marks a cell; write %%gpu_mem --nvtx on the cell's first line.")
     if options.outputs and not options.free:
         raise UserError("gpu_mem: --outputs goes with --free.")
+    if options.cluster is not None and asked and asked[0] not in ("once", "stop"):
+        raise UserError(
+            f"gpu_mem: --{asked[0]} is asked of this kernel alone; with --cluster go --once, --df and --json."
+        )
     answer = _answer(magics, options, asked[0] if asked else "")
     if options.df and answer is not None:
         return answer.to_dataframe()
@@ -113,6 +125,8 @@ def _answer(magics: Any, options: Any, asked: str) -> Any:
     interval = _interval(settings.interval if options.interval is None else options.interval)
     if asked == "log":
         return _log(Path(options.log).expanduser(), interval, alert)
+    if options.cluster is not None:
+        return _cluster(magics, options, asked, interval, alert)
     if asked == "once" or options.df or options.json:
         from ..devices.command import once
 
@@ -120,6 +134,14 @@ def _answer(magics: Any, options: Any, asked: str) -> Any:
     from .. import panel
 
     return panel.show(magics, interval=interval, alert=alert)
+
+
+def _cluster(magics: Any, options: Any, asked: str, interval: float, alert: int) -> Any:
+    from ..cluster import command
+
+    if asked == "once" or options.df or options.json:
+        return command.once(options.cluster, magics.shell, alert)
+    return command.live(options.cluster, magics.shell, interval, alert)
 
 
 def _say(text: str) -> None:
@@ -179,7 +201,7 @@ def _cell(magics: Any, options: Any, cell: str) -> Any:
     from ..memory.ledger import Recorder
 
     wrong = [name for name in (*_ACTIONS, "df", "json", "outputs") if getattr(options, name)]
-    wrong += [name for name in ("interval", "alert") if getattr(options, name) is not None]
+    wrong += [name for name in ("interval", "alert", "cluster") if getattr(options, name) is not None]
     if wrong:
         raise UserError(
             f"%%gpu_mem takes a cell and no --{wrong[0]}; write %gpu_mem --{wrong[0]} on a line of its own."

@@ -43,7 +43,7 @@ class Panel:
     text = "GPU memory, live. The last reading that a saved notebook keeps is below."
     """What stands in the widget's place where there are no widgets."""
 
-    def __init__(self, shell: Any, table: MemoryTable, interval: float, alert: int, watchers: Watchers) -> None:
+    def __init__(self, shell: Any, table: Any, interval: float, alert: int, watchers: Watchers) -> None:
         self.shell = shell
         self.interval = interval
         self.alert = alert
@@ -96,11 +96,13 @@ class Panel:
 
     def _kept(self) -> Result:
         """What a saved notebook keeps."""
-        return self.table
+        kept: Result = self.table
+        return kept
 
     def _more(self) -> dict[str, Any]:
         """What the rich panel is given besides."""
-        return {"label": self.table.reading.label, "cards": wire.cards(self.table)}
+        reading = self.table.reading
+        return {"label": reading.label, "driver": reading.driver_version or "", "cards": wire.cards(self.table)}
 
     def _open_rich(self) -> None:
         try:
@@ -113,7 +115,6 @@ class Panel:
             beat=self.watchers.lease / 3,
             interval=self.interval,
             alert=self.alert,
-            driver=self.table.reading.driver_version or "",
             **self._more(),
         )
         self.rich.on_msg(lambda _widget, said, _buffers: self._hear(said))

@@ -1,6 +1,7 @@
 // The rich panel. History, pause, sort, filter and the alert line live here: a click does not reach Python while a
 // cell runs. Text from outside becomes text only (textContent), never markup.
 // Python sends {s: number of the reading, v: values} a tick, and h: history after a gap; the page says what it sees.
+// Of a cluster it sends only the rows that changed ({i: their numbers, v: values}); rows are grouped by host then.
 // Of a recording all readings are in the model (frames, times) from the start: only `ready` is said then.
 
 const TARGET = "cuda_magic.panel";
@@ -18,11 +19,13 @@ const PARTS = [
 ];
 const [USED, UTIL, TEMP, POWER, FIRST_PART] = [0, 1, 2, 3, 4];
 const LOST = "the kernel was restarted: run %gpu_mem again";
+const FEW = 64; // devices up to which the groups of a cluster are open at first
 const SORTS = [["gpu", "GPU number"], ["used", "most used"], ["util", "busiest"]];
 
 const panels = new Map(); // key -> what all views of one panel share on this page
 const id = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 12);
 const now = () => Date.now();
+const blank = () => [null, null, null, null];
 const point = values => values.flatMap(device => device.slice(0, 2)); // what the lines are drawn from
 
 // -- speaking to the kernel
@@ -48,7 +51,7 @@ function initialize({ model }) {
   const key = model.get("key");
   const panel = {
     views: new Map(), draws: new Set(), history: [], values: null, seq: 0, fresh: 0, lost: false, gone: false,
-    asked: 0, said: null,
+    asked: 0, said: null, hostsAt: now(),
   };
   panels.set(key, panel);
   const cid = id();
@@ -102,7 +105,12 @@ function initialize({ model }) {
     if (message.v && message.h) panel.history = message.h.slice(0, -1);
     else catchUp(message.v ? message.s - 1 : message.s);
     if (message.v) {
-      panel.values = message.v;
+      if (message.i) {
+        const values = (panel.values || []).slice();
+        while (values.length < model.get("cards").length) values.push(blank());
+        message.i.forEach((row, k) => { values[row] = message.v[k]; });
+        panel.values = values;
+      } else panel.values = message.v;
       panel.history.push(point(message.v));
       panel.history.splice(0, panel.history.length - POINTS);
       panel.seq = message.s;
@@ -110,6 +118,7 @@ function initialize({ model }) {
     draw();
   });
   model.on("change:cards", draw);
+  model.on("change:hosts", () => { panel.hostsAt = now(); draw(); });
   say("ready");
   return () => {
     clearInterval(timer);
@@ -142,6 +151,7 @@ function make(tag, classes, text) {
 function put(element, text) { // no change, no repaint, no lost selection
   if (element.textContent !== text) element.textContent = text;
 }
+const attribute_ = (element, name) => element.getAttribute(name);
 function attribute(element, name, value) {
   if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
@@ -209,8 +219,37 @@ function row(key) {
   return r;
 }
 
+// A host is drawn as a device that is the sum of its own; its button opens the group.
+function hostRow(key, toggle) {
+  const r = row(key);
+  r.root.classList.add("cmg-host");
+  r.detail.remove();
+  r.name.removeAttribute("aria-controls");
+  r.name.onclick = toggle;
+  return r;
+}
+const most = list => { const known = list.filter(n => n !== null && n !== undefined); return known.length ? Math.max(...known) : null; };
+const sumOf = list => { const known = list.filter(n => n !== null && n !== undefined); return known.length ? known.reduce((a, b) => a + b, 0) : null; };
+function together(cards, values, history, own) {
+  const card = { id: "", name: "", total: sumOf(own.map(i => cards[i].total)), driver: sumOf(own.map(i => cards[i].driver)) };
+  const all = Array.from({ length: FIRST_PART + PARTS.length }, (_, k) => {
+    const list = own.map(i => values[i]?.[k]);
+    return k === UTIL || k === TEMP ? most(list) : sumOf(list);
+  });
+  const past = history.slice(-POINTS / 5).map(p => [sumOf(own.map(i => p[2 * i])), most(own.map(i => p[2 * i + 1]))]);
+  return [card, all, past];
+}
+function seconds(s) { return s < 120 ? `${Math.round(s)} s` : `${Math.round(s / 60)} min`; }
+function troubleWords(host, waited) {
+  return host.troubles.map(([engine, state, note, age]) => {
+    const since = seconds(age + waited);
+    if (state === "late") return `engine ${engine}: no reading for ${since}`;
+    return `engine ${engine}: ${note || "has not answered yet"}${state === "gone" ? ` (${since} ago)` : ""}`;
+  });
+}
+
 function fill(r, card, values, history, at, alert, place) {
-  put(r.index, `GPU ${card.id}`);
+  put(r.index, `GPU ${card.label || card.id}`);
   put(r.model, card.name.replace(/^NVIDIA /, ""));
   const cuda = card.cuda !== null && card.cuda !== undefined ? `cuda:${card.cuda}` : "";
   attribute(r.name, "title", [card.name, cuda, "press for details"].filter(Boolean).join(" · "));
@@ -225,7 +264,7 @@ function fill(r, card, values, history, at, alert, place) {
     const part = Math.min(values[FIRST_PART + i] || 0, rest);
     rest -= part;
     r.parts[i].style.width = card.total ? `${(100 * part) / card.total}%` : "0";
-    if (part) words.push([PARTS[i][0], part, long]);
+    if (part) words.push([PARTS[i][0], part, card.host === undefined ? long : long.replace("this kernel's", "the engines'")]);
   });
   r.parts[PARTS.length].style.width = card.total ? `${(100 * rest) / card.total}%` : "0";
   if (rest) words.push(["rest", rest, "used"]);
@@ -325,6 +364,65 @@ function render({ model, el }) {
   el.replaceChildren(head, list, none, legend, alerts);
 
   const warned = new Set();
+  const device = (i, card, values, history, alert, spot) => {
+    let r = rows.get(i);
+    if (!r) { r = row(model.get("key")); rows.set(i, r); }
+    r.root.dataset.gpu = card.id;
+    fill(r, card, values, history, i, alert, spot);
+    return r;
+  };
+  // One line a host, and below it its devices if the group is open: by hand, else where there are few, or while one filters.
+  const turned = new Map();
+  const groups = (hosts, cards, values, history, order_, word, alert) => {
+    const few = cards.length <= FEW && hosts.length <= FEW / 8;
+    const waited = (now() - panel.hostsAt) / 1000;
+    const own = hosts.map(() => []);
+    order_.forEach(i => own[cards[i].host].push(i));
+    let at = hosts.map((_, h) => h);
+    if (sort === "gpu") at.sort((a, b) => !hosts[a].name - !hosts[b].name || hosts[a].name.localeCompare(hosts[b].name, undefined, { numeric: true }));
+    else { // the hosts as their first devices stand
+      const first = h => (own[h].length ? order_.indexOf(own[h][0]) : Infinity);
+      at.sort((a, b) => first(a) - first(b));
+    }
+    const lines = [];
+    at.forEach(h => {
+      const host = hosts[h], troubles = troubleWords(host, waited);
+      if (word ? !own[h].length : !own[h].length && !host.engines && !troubles.length) return;
+      const open = word ? true : turned.get(host.name) ?? few;
+      const key = `host ${host.name}`;
+      let r = rows.get(key);
+      if (!r) {
+        r = hostRow(model.get("key"), () => { turned.set(host.name, attribute_(r.name, "aria-expanded") !== "true"); redraw(); });
+        r.root.dataset.host = host.name;
+        rows.set(key, r);
+      }
+      const [card, sums, past] = together(cards, values, history, own[h]);
+      card.name = host.name || "engines without a reading";
+      fill(r, card, sums, past, 0, alert);
+      r.root.classList.toggle("cmg-full", own[h].some(i => percent(values[i]?.[USED], cards[i].total) >= alert));
+      put(r.index, card.name);
+      const models = [...new Set(own[h].map(i => cards[i].name.replace(/^NVIDIA /, "")))].join(", ");
+      put(r.model, own[h].length ? `${own[h].length} × ${models}` : "");
+      attribute(r.name, "title", host.engines ? `${card.name}: engines ${host.engines}` : card.name);
+      attribute(r.name, "aria-expanded", String(open && own[h].length > 0));
+      attribute(r.bar, "aria-label", `Memory of ${card.name}, ${own[h].length} devices`);
+      put(r.error, [...troubles, host.none].filter(Boolean).join(" · "));
+      r.root.classList.toggle("cmg-noted", Boolean(r.error.textContent));
+      r.root.classList.toggle("cmg-empty", !own[h].length);
+      const stale = !host.engines;
+      r.root.classList.toggle("cmg-stale", stale);
+      lines.push(r);
+      const labels = own[h].map(i => cards[i].id);
+      if (open) own[h].forEach(i => {
+        // containers of one machine number their cards each for themselves
+        const twice = labels.filter(one => one === cards[i].id).length > 1;
+        const line = device(i, twice ? { ...cards[i], label: `${cards[i].id} (${cards[i].uuid})` } : cards[i], values[i] || blank(), history, alert);
+        line.root.classList.toggle("cmg-stale", stale);
+        lines.push(line);
+      });
+    });
+    return lines;
+  };
   const draw = () => {
     const cards = model.get("cards"), alert = model.get("alert");
     el.dataset.seq = panel.seq;
@@ -332,37 +430,41 @@ function render({ model, el }) {
     const spot = panel.frames ? Number(slider.value) : undefined;
     const live = { values: panel.frames ? panel.frames[spot] : panel.values, history: panel.history };
     const shown = paused || live;
-    if (!shown.values || shown.values.length !== cards.length) return;
-    const { values, history } = shown;
+    const cluster = (model.get("hosts") || []).length > 0;
+    if (!shown.values || (!cluster && shown.values.length !== cards.length)) return;
+    const { history } = shown;
+    const values = cards.map((_, i) => shown.values[i] || blank());
     el.dataset.shown = history.length;
     const word = filter.trim().toLowerCase();
-    const order_ = cards.map((_, i) => i).filter(i => `gpu ${cards[i].id} ${cards[i].name}`.toLowerCase().includes(word));
-    const rank = sort === "used" ? i => percent(values[i][USED], cards[i].total) : i => values[i][UTIL];
+    const hosts = model.get("hosts") || [];
+    const words = i => `${hosts.length ? hosts[cards[i].host]?.name : ""} gpu ${cards[i].id} ${cards[i].name}`.toLowerCase();
+    const order_ = cards.map((_, i) => i).filter(i => words(i).includes(word));
+    const rank = sort === "used" ? i => percent(values[i]?.[USED], cards[i].total) : i => values[i]?.[UTIL];
     if (sort !== "gpu") order_.sort((a, b) => (rank(b) ?? -1) - (rank(a) ?? -1) || a - b);
-    order_.forEach((i, place) => {
-      let r = rows.get(i);
-      if (!r) { r = row(model.get("key")); r.root.dataset.gpu = cards[i].id; rows.set(i, r); }
-      fill(r, cards[i], values[i], history, i, alert, spot);
+    const lines = hosts.length ? groups(hosts, cards, values, history, order_, word, alert) : order_.map(i => device(i, cards[i], values[i], history, alert, spot));
+    lines.forEach((r, place) => {
       const focused = r.root.contains(document.activeElement) ? document.activeElement : null;
       if (list.children[place] !== r.root) {
         list.insertBefore(r.root, list.children[place] || null);
         if (focused) focused.focus({ preventScroll: true });
       }
     });
-    for (const [i, r] of rows) if (!order_.includes(i)) { r.root.remove(); rows.delete(i); }
-    put(none, order_.length ? "" : `No device matches "${filter}".`);
+    const kept = new Set(lines);
+    for (const [i, r] of rows) if (!kept.has(r)) { r.root.remove(); rows.delete(i); }
+    put(none, lines.length ? "" : `No device matches "${filter}".`);
     const sum = (pick, some = cards.map((_, i) => i)) => some.reduce((n, i) => n + (pick(i) || 0), 0);
     const alike = cards.every(c => !c.id.includes(":"));
-    put(total, alike && cards.length > 1
-      ? `${cards.length} devices, ${size(sum(i => values[i][USED]))} of ${size(sum(i => cards[i].total))}` : "");
+    const there = hosts.filter(host => host.name).length;
+    put(total, alike && (cards.length > 1 || there)
+      ? `${there ? `${there} host${there > 1 ? "s" : ""}, ` : ""}${cards.length} device${cards.length > 1 ? "s" : ""}, ${size(sum(i => values[i][USED]))} of ${size(sum(i => cards[i].total))}` : "");
     PARTS.forEach(([part], k) => { items.get(part).hidden = !values.some(v => v[FIRST_PART + k]); });
     items.get("rest").hidden = !values.some(v => (v[USED] || 0) - v.slice(FIRST_PART).reduce((a, b) => a + (b || 0), 0) > 0);
     items.get("free").hidden = false;
-    el.classList.toggle("cmg-single", cards.length === 1);
+    el.classList.toggle("cmg-single", cards.length === 1 && !cluster);
     const full = [];
     cards.forEach((card, i) => {
       const share = percent(values[i][USED], card.total);
-      if (share !== null && share >= alert) { if (!warned.has(i)) full.push(card.id); warned.add(i); } else warned.delete(i);
+      if (share !== null && share >= alert) { if (!warned.has(i)) full.push(cluster ? `${card.id} of ${hosts[card.host]?.name}` : card.id); warned.add(i); } else warned.delete(i);
     });
     if (full.length) put(alerts, `GPU ${full.join(", ")} above ${alert} percent`);
   };

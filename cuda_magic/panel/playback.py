@@ -47,7 +47,9 @@ class Playback(Panel):
         cards, values = frames(kept)
         began = kept[0].reading.time
         times = [round(table.reading.time - began, 2) for table in kept]
-        return {"label": f"REPLAY, {label}" if label else "REPLAY", "cards": cards, "frames": values, "times": times}
+        label = f"REPLAY, {label}" if label else "REPLAY"
+        driver = self.table.reading.driver_version or ""
+        return {"label": label, "driver": driver, "cards": cards, "frames": values, "times": times}
 
     def _run(self) -> None:
         while not (self._halt or self.is_rich):

@@ -34,6 +34,8 @@ class Rich(anywidget.AnyWidget):
     """The driver's release."""
     cards = traitlets.List().tag(sync=True)
     """What changes rarely of each device (see wire.cards)."""
+    hosts = traitlets.List().tag(sync=True)
+    """Of a cluster: each host with its engines; a card's ``host`` is its place here. Empty for one machine."""
     frames = traitlets.List().tag(sync=True)
     """The values of each reading of a recording (see wire.values); empty where the readings come live."""
     times = traitlets.List().tag(sync=True)

@@ -39,9 +39,14 @@ class Saved:
     def show(self, table: Result) -> None:
         self._publish(self._bundle(table, live=True), transient={"display_id": self._id})
 
-    def update(self, table: MemoryTable) -> bool:
+    @property
+    def due(self) -> bool:
+        """Whether the last time is a minute ago."""
+        return self._clock() - self._written >= EVERY
+
+    def update(self, table: Result) -> bool:
         """Rewrite, if the last time is a minute ago; says whether it was done."""
-        if self._clock() - self._written < EVERY:
+        if not self.due:
             return False
         self._written = self._clock()
         self._publish(self._bundle(table, live=True), transient={"display_id": self._id}, update=True)
@@ -53,8 +58,9 @@ class Saved:
 
     def _bundle(self, table: Result, live: bool) -> dict[str, Any]:
         blocks = [*table.blocks()]
-        if isinstance(table, MemoryTable):  # a recording says by itself of when it is
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(table.reading.time))
+        read_at = table.reading.time if isinstance(table, MemoryTable) else getattr(table, "time", None)
+        if read_at is not None:  # a recording says by itself of when it is
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(read_at))
             blocks.append(Text(f"Read {when}." if live else f"Read {when}; the panel is stopped."))
         drawn = html.draw(blocks)
         return {

@@ -9,18 +9,18 @@ from typing import Any
 
 from ..devices.table import MemoryTable
 
-__all__ = ["FIELDS", "cards", "history_point", "values"]
+__all__ = ["FIELDS", "MIB", "cards", "history_point", "values"]
 
 MIB = 1 << 20
 FIELDS = ("live", "cached", "fragmented", "context", "kernels", "others", "unattributed", "pools")
 """Parts of a device's used memory (memory/split.py) in the order in which panel.js draws them."""
 
 
-def _mib(count: int | None) -> int | None:
-    return None if count is None else round(count / MIB)
+def _in(unit: int, count: int | None) -> int | None:
+    return None if count is None else round(count / unit)
 
 
-def cards(table: MemoryTable) -> list[dict[str, Any]]:
+def cards(table: MemoryTable, unit: int = MIB) -> list[dict[str, Any]]:
     """What changes rarely: label, name, total, the driver's reserve, power limit, and why a device is not read."""
     splits = table.splits
     return [
@@ -28,8 +28,8 @@ def cards(table: MemoryTable) -> list[dict[str, Any]]:
             "id": str(d.index) if d.parent is None else f"{d.parent}:{d.index}",
             "cuda": splits[i].cuda if i < len(splits) else None,
             "name": d.name or "unknown device",
-            "total": _mib(d.memory.total),
-            "driver": _mib(d.memory.reserved),
+            "total": _in(unit, d.memory.total),
+            "driver": _in(unit, d.memory.reserved),
             "limit": None if d.power_limit is None else round(d.power_limit),
             "unified": d.memory.unified,
             "error": d.error,
@@ -38,14 +38,14 @@ def cards(table: MemoryTable) -> list[dict[str, Any]]:
     ]
 
 
-def values(table: MemoryTable) -> list[list[int | None]]:
+def values(table: MemoryTable, unit: int = MIB) -> list[list[int | None]]:
     """``[used, utilization, temperature, power, *FIELDS]`` of each device, without the nulls at its end."""
     splits = table.splits
     rows = []
     for i, d in enumerate(table.reading.devices):
-        row = [_mib(d.memory.used), d.utilization, d.temperature, None if d.power is None else round(d.power)]
+        row = [_in(unit, d.memory.used), d.utilization, d.temperature, None if d.power is None else round(d.power)]
         if i < len(splits) and d.memory.used is not None:
-            row += [_mib(getattr(splits[i], field)) for field in FIELDS]
+            row += [_in(unit, getattr(splits[i], field)) for field in FIELDS]
         while len(row) > 4 and not row[-1]:
             row.pop()
         rows.append(row)

@@ -24,6 +24,7 @@ def gpu(devices: Sequence[str | int] = ("24 GiB",), force: bool = False) -> Prac
         The size of each practice card. A real machine is used if it has at least as many cards.
     force
         Always the practice GPU; the environment variable ``CUDA_MAGIC_PRACTICE=1`` does the same.
+        ``CUDA_MAGIC_PRACTICE_HOST`` names the host that it plays, for a practice cluster on one machine.
 
     Returns
     -------
@@ -37,6 +38,6 @@ def gpu(devices: Sequence[str | int] = ("24 GiB",), force: bool = False) -> Prac
         return RealGpu()
     from .practice import PracticeGpu
 
-    made = PracticeGpu(devices)
+    made = PracticeGpu(devices, os.environ.get("CUDA_MAGIC_PRACTICE_HOST", ""))
     use(made.machine)
     return made

@@ -94,6 +94,8 @@ class Card:
     """Whether that context is lost, as after a device-side assert."""
     place: Callable[[int], int] | None = None
     """Chooses addresses in place of the driver's first fit: a comparison with a real card gives the real ones."""
+    host: str = ""
+    """The practice host that it stands in: cards of two hosts are different cards."""
     _ranges: list[tuple[int, int]] = field(default_factory=list)
     _held: int = 0
 
@@ -104,7 +106,7 @@ class Card:
 
     @property
     def uuid(self) -> str:
-        digest = hashlib.sha256(f"practice {self.index} {self.total}".encode()).hexdigest()
+        digest = hashlib.sha256(f"practice {self.host}{self.index} {self.total}".encode()).hexdigest()
         return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 
     @property

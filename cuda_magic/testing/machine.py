@@ -45,6 +45,8 @@ class PracticeMachine:
 
     def __init__(self, cards: Sequence[Card]) -> None:
         self.cards = tuple(cards)
+        self.host = self.cards[0].host if self.cards else ""
+        """The name of the practice host; empty for the host that this process runs on."""
         self._allocator = PracticeAllocator(self.cards)
 
     def devices(self) -> PracticeSource:

@@ -21,14 +21,17 @@ class PracticeGpu:
     ----------
     devices : sequence of str or int
         The size of each card: ``["24 GiB", "8 GiB"]``.
+    host : str
+        The name of a host to play, so that engines on one machine show as several hosts.
     """
 
     practice = True
 
-    def __init__(self, devices: Sequence[str | int] = ("24 GiB",)) -> None:
+    def __init__(self, devices: Sequence[str | int] = ("24 GiB",), host: str = "") -> None:
         sizes = [size(one) for one in devices]
         names = [f"Practice GPU {bytes_text(n).replace('.00', '')}" for n in sizes]
-        self.machine = PracticeMachine([Card(i, n, name) for i, (n, name) in enumerate(zip(sizes, names, strict=True))])
+        made = enumerate(zip(sizes, names, strict=True))
+        self.machine = PracticeMachine([Card(i, n, name, host=host) for i, (n, name) in made])
         self.allocator = self.machine.allocator()
 
     def __repr__(self) -> str:

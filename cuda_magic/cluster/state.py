@@ -1,0 +1,265 @@
+"""What is known of a cluster: engines, the hosts they run on, and each device once, however many engines see it.
+
+A host is one machine: engines belong together if they tell the same boot id (containers of one machine do, whatever
+names they have), or if they see a card of the same UUID (sandboxes may make up boot ids). Rows never change their
+place: a device that is seen later comes after the others, so a page needs names once and then only what changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..panel.wire import FIELDS
+
+__all__ = ["Engine", "Host", "Row", "State"]
+
+FIRST = 4
+"""Where the parts of the used memory begin in a device's values."""
+OWN = 4
+"""The first parts are the engine's own: live, cached, fragmented, context."""
+GONE = 300.0
+"""Seconds for which an engine that ended is still named on a host that has others."""
+Values = list["int | None"]
+
+
+@dataclass
+class Engine:
+    """One engine. `state` is ``waits``, ``live``, ``late``, ``gone`` or ``failed``; `note` says more."""
+
+    id: int
+    state: str = "waits"
+    note: str = ""
+    host: Host | None = None
+    since: float = 0.0
+    """When this state began, on the clock of `State`."""
+    at: float = float("-inf")
+    """When its last message came."""
+    number: int = 0
+    """Of its last message."""
+    interval: float = 1.0
+    values: list[Values] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    """The row of each of its devices."""
+
+
+@dataclass
+class Host:
+    """One machine."""
+
+    name: str
+    boots: set[str]
+    engines: list[Engine] = field(default_factory=list)
+    driver: str = ""
+    none: str = ""
+    """Why it has no devices."""
+
+
+@dataclass
+class Row:
+    """One device of one host; `seen` holds each engine that sees it, with the device's number there."""
+
+    host: Host
+    uuid: str
+    card: dict[str, Any]
+    seen: dict[int, int] = field(default_factory=dict)
+    values: Values = field(default_factory=lambda: [None] * FIRST)
+
+
+class State:
+    """All of it. Not for several threads at once.
+
+    Parameters
+    ----------
+    clock
+        Seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.engines: dict[int, Engine] = {}
+        self.hosts: list[Host] = []
+        self.rows: list[Row] = []
+        self.label = ""
+        self.changed: set[int] = set()
+        """Rows whose values are not what they were when somebody last cleared this set."""
+        self.version = 0
+        """Grows when a host, an engine's state, a device or a name changes."""
+        self._place: dict[int, int] = {}
+
+    # -- what engines say
+    def engine(self, number: int) -> Engine:
+        """The engine of this id, made if it is new."""
+        if number not in self.engines:
+            self.engines[number] = Engine(number, since=self.clock())
+            self.version += 1
+        return self.engines[number]
+
+    def hear(self, content: dict[str, Any]) -> bool:
+        """Take in a sampler's message (sampler.py). False where it builds on one that is not here."""
+        one = self.engine(int(content["e"]))
+        number = int(content["n"])
+        gap = number != one.number + 1
+        one.number, one.at = number, self.clock()
+        full, values = content.get("f"), content.get("v", ())
+        if full is not None:
+            self._whole(one, full, values)
+            gap = False
+        elif one.rows:
+            for i, row in zip(content.get("i", ()), values, strict=True):
+                one.values[i] = row
+                self._value(one.rows[i])
+        else:
+            gap = True
+        if one.rows or (one.host is not None and one.host.none):
+            self.mark(one, "live")
+        return not gap
+
+    def mark(self, one: Engine, state: str, note: str = "") -> None:
+        """The engine is in this state from now on."""
+        if (one.state, one.note) == (state, note):
+            return
+        one.state, one.note, one.since = state, note, self.clock()
+        self.version += 1
+        if state != "live":
+            for row in one.rows:  # the others that see a device are asked now
+                self._value(row)
+
+    def ages(self, there: set[int], late: float) -> None:
+        """Note who has ended (not `there`) and who has not been heard for `late` seconds."""
+        now = self.clock()
+        for one in self.engines.values():
+            if one.id not in there:
+                self.mark(one, "gone", "it has ended")
+            elif one.state == "live" and now - one.at > late:
+                self.mark(one, "late", "no reading")
+        for host in self.hosts:
+            for one in [e for e in host.engines if e.state == "gone" and now - e.since > GONE]:
+                if len(host.engines) > 1:
+                    self._forget(one)
+
+    # -- putting together
+    def _whole(self, one: Engine, full: dict[str, Any], values: list[Values]) -> None:
+        cards = full["cards"]
+        host = self._host(full["host"], {c["uuid"] for c in cards if c["uuid"]})
+        if one.host is not host:
+            if one.host is not None:
+                one.host.engines.remove(one)
+            host.engines.append(one)
+            host.engines.sort(key=lambda e: e.id)
+            one.host = host
+            self.version += 1
+        host.driver, host.none = full.get("driver") or "", full.get("none", "")
+        self.label = full.get("label") or self.label
+        for row in one.rows:
+            row.seen.pop(one.id, None)
+        one.values, one.rows = values, []
+        for i, card in enumerate(cards):
+            row = self._row(host, card, i)
+            one.rows.append(row)
+            row.seen[one.id] = i
+            if self._primary(row) is one and row.card != card:
+                row.card = card
+                self.version += 1
+        for row in one.rows:
+            self._value(row)
+
+    def _host(self, said: dict[str, str], uuids: set[str]) -> Host:
+        same = [
+            h
+            for h in self.hosts
+            if said["boot"] in h.boots or any(row.host is h and row.uuid in uuids for row in self.rows)
+        ]
+        if not same:
+            same = [Host(said["name"], {said["boot"]})]
+            self.hosts += same
+            self.version += 1
+        first = same[0]
+        first.boots.add(said["boot"])
+        for other in same[1:]:
+            self._join(first, other)
+        return first
+
+    def _join(self, first: Host, other: Host) -> None:
+        """Two hosts turn out to be one machine."""
+        first.boots |= other.boots
+        for one in other.engines:
+            one.host = first
+        first.engines = sorted([*first.engines, *other.engines], key=lambda e: e.id)
+        for row in self.rows:
+            if row.host is other:
+                row.host = first
+        self.hosts.remove(other)
+        self.version += 1
+
+    def _row(self, host: Host, card: dict[str, Any], number: int) -> Row:
+        uuid = card["uuid"] or f"no UUID {number}"
+        for row in self.rows:
+            if row.host is host and row.uuid == uuid:
+                return row
+        row = Row(host, uuid, card)
+        self._place[id(row)] = len(self.rows)
+        self.rows.append(row)
+        self.version += 1
+        return row
+
+    def _forget(self, one: Engine) -> None:
+        for row in one.rows:
+            row.seen.pop(one.id, None)
+        if one.host is not None:
+            one.host.engines.remove(one)
+        del self.engines[one.id]
+        self.version += 1
+
+    def _primary(self, row: Row) -> Engine:
+        """Whose reading of a device counts: a living engine's, of those the one heard last."""
+        return max((self.engines[one] for one in row.seen), key=lambda e: (e.state in ("live", "waits"), e.at, -e.id))
+
+    def _value(self, row: Row) -> None:
+        if len(row.seen) == 1:
+            ((one, at),) = row.seen.items()
+            values = self.engines[one].values[at]
+        elif row.seen:
+            values = self._together(row)
+        else:
+            return
+        if values != row.values:
+            row.values = values
+            self.changed.add(self._place[id(row)])
+
+    def _together(self, row: Row) -> Values:
+        """What several engines say of one device: the driver's numbers of one, the memory of all."""
+        first = self._primary(row)
+        values = list(first.values[row.seen[first.id]])
+        if len(values) < FIRST or values[0] is None:
+            return values
+        values += [None] * (FIRST + len(FIELDS) - len(values))
+        foreign = 0
+        for one, at in row.seen.items():
+            engine = self.engines[one]
+            if engine is first or engine.state not in ("live", "waits"):
+                continue
+            own = engine.values[at][FIRST : FIRST + OWN]
+            for i, count in enumerate(own, FIRST):
+                if count is not None:
+                    values[i] = (values[i] or 0) + count
+                    foreign += count
+        # to the first one the others' memory is that of other processes
+        for i in (FIRST + FIELDS.index("others"), FIRST + FIELDS.index("kernels"), FIRST + len(FIELDS) - 1):
+            taken = min(values[i] or 0, foreign)
+            if taken:
+                values[i] = (values[i] or 0) - taken
+                foreign -= taken
+        while len(values) > FIRST and not values[-1]:
+            values.pop()
+        return values
+
+    def names(self) -> list[str]:
+        """A name for each host; machines of the same name are told apart by a number."""
+        short = [h.name.split(".")[0] for h in self.hosts]
+        names = [s if short.count(s) == 1 else h.name for h, s in zip(self.hosts, short, strict=True)]
+        made: list[str] = []
+        for i, name in enumerate(names):
+            made.append(name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})")
+        return made
