@@ -17,8 +17,10 @@ __all__ = ["Engine", "Host", "Row", "State"]
 
 FIRST = 4
 """Where the parts of the used memory begin in a device's values."""
-OWN = 4
-"""The first parts are the engine's own: live, cached, fragmented, context."""
+OWN = tuple(FIRST + FIELDS.index(name) for name in ("live", "cached", "fragmented", "context", "pools"))
+"""Places of the parts that are the engine's own."""
+FOREIGN = tuple(FIRST + FIELDS.index(name) for name in ("others", "kernels", "unattributed"))
+"""Places in which an engine sees what the other engines hold."""
 GONE = 300.0
 """Seconds for which an engine that ended is still named on a host that has others."""
 Values = list["int | None"]
@@ -240,13 +242,12 @@ class State:
             engine = self.engines[one]
             if engine is first or engine.state not in ("live", "waits"):
                 continue
-            own = engine.values[at][FIRST : FIRST + OWN]
-            for i, count in enumerate(own, FIRST):
-                if count is not None:
-                    values[i] = (values[i] or 0) + count
-                    foreign += count
-        # to the first one the others' memory is that of other processes
-        for i in (FIRST + FIELDS.index("others"), FIRST + FIELDS.index("kernels"), FIRST + len(FIELDS) - 1):
+            theirs = engine.values[at]
+            for i in OWN:
+                if i < len(theirs) and theirs[i] is not None:
+                    values[i] = (values[i] or 0) + (theirs[i] or 0)
+                    foreign += theirs[i] or 0
+        for i in FOREIGN:
             taken = min(values[i] or 0, foreign)
             if taken:
                 values[i] = (values[i] or 0) - taken

@@ -55,6 +55,7 @@ class ClusterDevice:
     kernels: int | None
     others: int | None
     unattributed: int | None
+    pools: int | None
     error: str | None = None
     stale: bool = False
     """True where no engine tells of it any more: the last reading."""
@@ -167,7 +168,7 @@ def ids(engines: Sequence[int]) -> str:
 
 
 def _cells(d: ClusterDevice) -> list[str]:
-    own = [n for n in (d.live, d.cached, d.fragmented, d.context) if n is not None]
+    own = [n for n in (d.live, d.cached, d.fragmented, d.context, d.pools) if n is not None]
     return [
         d.host,
         d.index,
