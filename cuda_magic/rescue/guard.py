@@ -164,7 +164,7 @@ class GuardRun:
             self.status = "not-repeated"
             return False
         room = room_of(allocator, self.device)
-        self._held = room.allocated if room is not None else None
+        self._held = _held(room.allocated, fault.sizes.allocated) if room is not None else None
         signature = (fault.kind.id, fault.sizes.requested, self._held or fault.sizes.allocated)
         self._stuck, self._signature = signature == self._signature, signature
         self.refused = [] if self.options.repeat_anyway else self._marks.changed(self.namespace, allocator)
@@ -311,6 +311,14 @@ class GuardRun:
             loops=isinstance(step.node, (ast.For, ast.AsyncFor, ast.While)),
             **common,
         )
+
+
+def _held(now: int, told: int | None) -> int:
+    """Bytes allocated when the request failed: what unfinished expressions held is gone by now, the error names it.
+
+    Its figure has two decimals, so a small difference is none.
+    """
+    return told if told is not None and told > now + (16 << 20) else now
 
 
 def _count_ooms(allocator: Allocator | None) -> int:

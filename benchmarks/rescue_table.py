@@ -1,0 +1,83 @@
+"""The table of `rescue.py`, from its figures alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from rescue_cases import CASES, Case
+from rescue_ways import WAYS
+
+__all__ = ["into_readme", "markdown", "readme_table"]
+
+BEGIN, END = "<!-- the table of benchmarks/rescue.py -->", "<!-- end of the table -->"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+
+
+def cell(case: Case, found: dict[str, Any] | None) -> str:
+    """One pair in a few words: what came of it, tries, seconds, and data that did not survive."""
+    if found is None or found["outcome"] == "not run":
+        return "not run"
+    if found["outcome"] == "does not apply":
+        return "–"
+    words = {"no": "no", "wrong": "**wrong numbers**", "yes": "yes"}
+    text = words.get(found["outcome"]) or f"{found['bs']} of {case.wanted}"
+    if "right" in found:
+        if case.right == "told" and found["right"]:
+            text = "no, and says why"
+        elif found["outcome"] in ("yes", "smaller") and found["right"]:
+            text = f"**{text}**"
+    tries = found.get("tries")
+    many = "" if not isinstance(tries, int) else f"{tries} tries, " if tries != 1 else "1 try, "
+    lost = "; data lost" if found.get("intact") is False else ""
+    return f"{text} ({many}{_seconds(found.get('seconds'))}{lost})"
+
+
+def _releases(where: dict[str, str]) -> str:
+    names = {"driver": "driver", "torch": "torch", "python": "Python", "pytorch-lightning": "Lightning"}
+    rest = [f"{names.get(k, k)} {v}" for k, v in where.items() if k != "card"]
+    return ", ".join([where["card"], *rest])
+
+
+def _table(kept: dict[str, Any], ways: list[Any]) -> list[str]:
+    rows = kept["rows"]
+    lines = ["| cause | " + " | ".join(w.title for w in ways) + " |", "|---" * (len(ways) + 1) + "|"]
+    for case in CASES:
+        if case.id in rows:
+            name = f"{case.id}: {case.what}" if re.fullmatch(r"S\d+[a-z]?", case.id) else case.what
+            lines.append("| " + " | ".join([name, *(cell(case, rows[case.id].get(w.id)) for w in ways)]) + " |")
+    return lines
+
+
+def _legend(kept: dict[str, Any]) -> list[str]:
+    notes = [f"{c.id}: {c.note}" for c in CASES if c.note and c.id in kept["rows"]]
+    return [
+        "A number is the batch that ran, of the one wanted; – means that the tool searches a batch size and there is"
+        " none. *Wrong numbers*: it ran to the end and the result is not that of a run with enough memory."
+        + (f" {'; '.join(notes)}." if notes else "")
+    ]
+
+
+def markdown(kept: dict[str, Any]) -> str:
+    """The page of results."""
+    head = ["# What rescues a cell that runs out of GPU memory", f"On {_releases(kept['where'])}.", ""]
+    return "\n".join([*head, *_table(kept, list(WAYS)), "", *_legend(kept)]) + "\n"
+
+
+def readme_table(kept: dict[str, Any]) -> str:
+    """What stands in README between the two marks."""
+    lines = [BEGIN, *_table(kept, list(WAYS)), "", f"{_legend(kept)[0]} On {_releases(kept['where'])}.", END]
+    return "\n".join(lines)
+
+
+def into_readme(readme: Path, kept: dict[str, Any]) -> None:
+    """Put the table between the marks of `readme`."""
+    text = readme.read_text()
+    start, end = text.index(BEGIN), text.index(END) + len(END)
+    readme.write_text(text[:start] + readme_table(kept) + text[end:])

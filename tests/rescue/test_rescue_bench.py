@@ -1,0 +1,93 @@
+"""The bench of rescues works: run on the practice GPU, its verdicts can fail, and README's table is its output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from rescue import is_right, outcome  # noqa: E402
+from rescue_cases import CASES  # noqa: E402
+from rescue_table import BEGIN, END, cell, markdown, readme_table  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "rescue.json"
+BY_ID = {case.id: case for case in CASES}
+FINE = {"bs": 24, "tries": 2, "told": True, "result": True, "intact": True}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A run of four rows with three ways."""
+    folder = tmp_path_factory.mktemp("bench")
+    rows = ["--only", "cycle,fragmentation,shrinkable,S2", "--ways", "plain,advice,guard"]
+    line = [sys.executable, "benchmarks/rescue.py", str(folder), "--practice", "--jobs", "2", *rows]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=170, env={**os.environ})
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((folder / "rescue.json").read_text())
+    assert (folder / "rescue.md").read_text() == markdown(found)
+    return found
+
+
+def test_the_bench_runs_on_the_practice_gpu(kept):
+    """Cycles: collecting helps. Fragmentation: the guard alone, at the full batch. A batch too large: lowered."""
+    verdicts = {row: {way: f["outcome"] for way, f in ways.items()} for row, ways in kept["rows"].items()}
+    assert verdicts == {
+        "cycle": {"plain": "no", "advice": "yes", "guard": "yes"},
+        "fragmentation": {"plain": "no", "advice": "no", "guard": "yes"},
+        "shrinkable": {"plain": "no", "advice": "no", "guard": "smaller"},
+        "S2": {"plain": "no", "advice": "no", "guard": "yes"},
+    }
+    guards = [ways["guard"] for ways in kept["rows"].values()]
+    assert all(g["intact"] is True and g["right"] is True for g in guards)
+    shrunk = kept["rows"]["shrinkable"]["guard"]
+    assert shrunk["bs"] == 64
+    assert shrunk["tries"] <= 3
+    assert kept["rows"]["fragmentation"]["guard"]["bs"] == 24
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "verdict", "right"),
+    [
+        ({}, None, "yes", True),
+        ({"result": False}, None, "wrong", False),
+        ({"result": "NameError: r"}, None, "wrong", False),
+        ({"bs": 7}, None, "smaller", False),
+        ({"intact": False}, None, "yes", False),
+        ({}, "OutOfMemoryError: ...", "no", False),
+    ],
+)
+def test_the_verdict_can_fail(change, error, verdict, right):
+    """Wrong numbers, a smaller batch than wanted, lost data and an error are not a rescue."""
+    found = {**FINE, **change}
+    assert outcome(BY_ID["fragmentation"], found, error) == verdict
+    assert is_right(BY_ID["fragmentation"], {**found, "outcome": verdict}) is right
+
+
+def test_where_nothing_can_be_rescued_the_guard_must_say_why():
+    """The right answer is the error and what the report tells; a report that lacks it is wrong."""
+    case = BY_ID["S12"]
+    assert is_right(case, {**FINE, "outcome": "no"})
+    assert not is_right(case, {**FINE, "outcome": "no", "told": False})
+    assert cell(case, {**FINE, "outcome": "no", "right": True, "tries": 1, "seconds": 0.5}).startswith(
+        "no, and says why"
+    )
+
+
+def test_every_cause_and_scenario_has_a_row():
+    """The eight causes of the measured table, and the scenarios 1 to 14."""
+    assert len(BY_ID) == len(CASES)
+    assert {f"S{n}" for n in range(1, 15)} <= {name.rstrip("abc") for name in BY_ID}
+    assert {"cycle", "traceback", "fragmentation", "rounding", "idle", "handle", "S4c", "larger"} <= set(BY_ID)
+
+
+def test_the_table_in_readme_is_that_of_the_results():
+    """README's table is made from the result file: ``python benchmarks/rescue.py benchmarks/results --readme``."""
+    text = (ROOT / "README.md").read_text()
+    assert readme_table(json.loads(RESULTS.read_text())) == text[text.index(BEGIN) : text.index(END) + len(END)]
