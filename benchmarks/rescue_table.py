@@ -59,7 +59,8 @@ def _legend(kept: dict[str, Any]) -> list[str]:
     notes = [f"{c.id}: {c.note}" for c in CASES if c.note and c.id in kept["rows"]]
     return [
         "A number is the batch that ran, of the one wanted; – means that the tool searches a batch size and there is"
-        " none. Lightning is run with its defaults, which double from 2. *Wrong numbers*: it ran to the end and the result is not that of a run with enough memory."
+        " none. Lightning is run with its defaults, which double from 2."
+        " *Wrong numbers*: it ran to the end and the result is not that of a run with enough memory."
         + (f" {'; '.join(notes)}." if notes else "")
     ]
 
