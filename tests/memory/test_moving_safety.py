@@ -219,3 +219,20 @@ def test_every_tensor_is_reached_and_nothing_of_the_users_runs():
     assert list(scan.tensors(torch)) == []  # none of them is on a card
     del kept
     gc.collect()
+
+
+@pytest.mark.parametrize(("folder", "told"), [("lib/ipykernel", ""), ("work", "poller")])
+def test_a_thread_of_the_notebooks_own_packages_counts_nowhere(tmp_path, monkeypatch, folder, told):
+    """Packages in a folder of PYTHONPATH (pip install --target) are libraries too; a user's module is not."""
+    place = tmp_path / "lib" / "ipykernel" / "__init__.py"
+    monkeypatch.setitem(sys.modules, "ipykernel", types.SimpleNamespace(__file__=str(place)))
+    stop = threading.Event()
+    names: dict = {"stop": stop}
+    exec(compile("def wait():\n    stop.wait(20)", str(tmp_path / folder / "poller.py"), "exec"), names)
+    thread = threading.Thread(target=names["wait"], name="poller", daemon=True)
+    thread.start()
+    try:
+        assert threads.using_cuda() == told
+    finally:
+        stop.set()
+        thread.join()

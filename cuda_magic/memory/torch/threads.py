@@ -6,16 +6,13 @@ import os
 import sys
 import sysconfig
 import threading
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
 __all__ = ["using_cuda"]
 
 _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
-_LIBRARIES = tuple(
-    {f"{p}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_path(name))}
-    | {f"{p}{os.sep}" for p in sys.path if p.endswith(("site-packages", "dist-packages"))}
-)
 _CUDA = ("torch", "cupy", "jax", "numba", "tensorflow", "warp", "cudf")
 _HARMLESS = (
     str(Path("torch", "_inductor", "compile_worker")),  # waits for compilers in other processes
@@ -31,21 +28,38 @@ def using_cuda() -> str:
     """
     here = threading.get_ident()
     names = {t.ident: t.name for t in threading.enumerate()}
+    libraries = _libraries(_known())
     for ident, frame in sys._current_frames().items():
-        if ident != here and _counts(frame):
+        if ident != here and _counts(frame, libraries):
             return names.get(ident, f"thread {ident}")
     return ""
 
 
-def _counts(frame: FrameType | None) -> bool:
+@cache
+def _libraries(there: frozenset[str]) -> tuple[str, ...]:
+    """Folders of installed code: where Python says so, and where the notebook's own packages and torch lie.
+
+    A folder given by PYTHONPATH has no name that tells; the packages in it do.
+    """
+    folders = {p for name in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_path(name))}
+    folders |= {p for p in sys.path if p.endswith(("site-packages", "dist-packages"))}
+    return tuple(f"{p}{os.sep}" for p in folders | there)
+
+
+def _known() -> frozenset[str]:
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in ("ipykernel", "IPython", "zmq", "torch"))
+    return frozenset(str(Path(file).parents[1]) for file in files if file)
+
+
+def _counts(frame: FrameType | None, libraries: tuple[str, ...]) -> bool:
     ours = library = False
     while frame is not None:
         code = frame.f_code.co_filename
         if code.startswith(_OURS):
             ours = True
-        elif not code.startswith(("<frozen", *_LIBRARIES)):
+        elif not code.startswith(("<frozen", *libraries)):
             return True
         elif not any(part in code for part in _HARMLESS):
-            library = library or any(code.startswith(root + name + os.sep) for root in _LIBRARIES for name in _CUDA)
+            library = library or str(frame.f_globals.get("__name__")).partition(".")[0] in _CUDA
         frame = frame.f_back
     return library and not ours
