@@ -1,0 +1,60 @@
+"""SIGINT at 1,000 random moments of rescued cells on a real card: no byte is lost and everything is put back.
+
+``interrupted.py`` is the program; the rungs run side by side, each in a process with a limit of its own. MOMENTS sets
+how many moments a rung gets, SEED where the draw begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+ROOT = Path(__file__).resolve().parents[2]
+RUNGS = ("compact", "spill", "activations", "page", "retry")
+MOMENTS, SEED = int(os.environ.get("MOMENTS", "250")), int(os.environ.get("SEED", "1"))
+
+
+def _start(rung: str, count: int) -> subprocess.Popen:
+    line = [sys.executable, "-W", "ignore", "tests/gpu/interrupted.py", rung, str(count), str(SEED)]
+    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """All programs at once: (rung, count) to the process."""
+    started = {(rung, count): _start(rung, count) for rung in RUNGS for count in (MOMENTS, 0)}
+    yield started
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+def _found(process: subprocess.Popen) -> dict:
+    out, err = process.communicate(timeout=390)
+    assert process.returncode == 0, out[-1500:] + err[-3000:]
+    return json.loads(out.strip().split("\n")[-1])
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_an_interrupt_at_any_moment_loses_nothing(runs, rung):
+    """Data, the result of what finished, modes, hooks, settings, SIGINT's handler and the bytes allocated."""
+    from record import record
+
+    found = _found(runs[rung, MOMENTS])
+    record(f"interrupts_{rung}", found)
+    assert found["moments"] == MOMENTS
+    assert found["failures"] == []
+    assert found["errors of its own"] == 0, found["the first"]
+    assert found["ends"].get("KeyboardInterrupt", 0) > MOMENTS // 3
+
+
+@pytest.mark.parametrize("rung", ["compact", "spill"])
+def test_the_users_own_error_shows_after_a_rescue(runs, rung):
+    """The statement is rescued and then raises: that error, and nothing stays changed."""
+    assert _found(runs[rung, 0])["failures"] == []
