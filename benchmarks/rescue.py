@@ -45,6 +45,7 @@ if _report is not None:
     _found["rungs"] = [[r.attempt, r.id, r.state, r.reason, r.freed_bytes, round(r.seconds, 4)] for r in _ran]
     _found["skipped"] = {r.id: r.reason for r in _report.rungs if r.state == "skipped"}
     _found["notes"] = list(_report.notes)
+if "other" in globals(): other.kill(); other.wait()
 try: cap(None)
 except Exception: pass
 _found["result"], _found["intact"] = _failed or _read(_result), _read(_intact)
