@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from ..rescue.options import GuardOptions
     from ..rescue.report import Report
 
-RUNGS = ("holders", "collect", "caches", "reserve", "compact", "expandable", "wait", "shrink", "else", "cudamalloc")
+RUNGS = (
+    "holders",
+    "collect",
+    "caches",
+    "reserve",
+    "compact",
+    "expandable",
+    "wait",
+    "shrink",
+    "else",
+    "spill",
+    "cudamalloc",
+)
 
 SPEC = Spec(
     name="cuda_guard",
@@ -42,6 +54,7 @@ SPEC = Spec(
         Option("--move-anyway", "move tensors although something may remember their addresses"),
         Option("--only", "use these rungs alone", "RUNG,...", {}, RUNGS),
         Option("--without", "leave these rungs out", "RUNG,...", {}, RUNGS),
+        Option("--park", "park tensors on this other card and not on the host", "DEVICE"),
         Option("--reserve", "set this much aside, to serve only when the memory is full (0)", "SIZE"),
         Option("--report", "bind the report to this variable, on success too", "NAME"),
         Option("--quiet", "no line to stderr for each repeat"),
@@ -58,6 +71,7 @@ SPEC = Spec(
         ("%%cuda_guard --checkpoint model,optimizer", "a training loop that may start again"),
         ("%%cuda_guard --only holders,collect,caches", "no more than what costs nothing"),
         ("%%cuda_guard --reserve 1GiB", "1 GiB more at the moment when it is needed, nothing repeated"),
+        ("%%cuda_guard --park cuda:1", "tensors that the statement does not use wait on the other card"),
         ("%cuda_guard --all", "guard every following cell"),
     ),
 )
@@ -111,6 +125,14 @@ def _shrink(text: str | None) -> tuple[str, int] | None:
     if equals and (not floor.isdigit() or int(floor) < 1):
         raise UserError(f"cuda_guard: --shrink {text}: the smallest value is an integer of 1 or more, as in {name}=8.")
     return _name(name, "--shrink"), int(floor) if equals else 1
+
+
+def _park(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if not text.startswith("cuda:") or not text[5:].isdecimal():
+        raise UserError(f"cuda_guard: --park takes another card such as cuda:1, not {text!r}.")
+    return f"cuda:{int(text[5:])}"
 
 
 def _size(text: str | None, flag: str) -> int:
@@ -173,6 +195,7 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
         without=_rungs(given.without, "--without"),
         report=_name(given.report, "--report") if given.report else None,
         quiet=given.quiet or settings.quiet,
+        park=_park(given.park),
         reserve=_size(given.reserve, "--reserve"),
     )
     return made, given
@@ -249,9 +272,12 @@ def _line(magics: Any, line: str, given: Any) -> Any:
 
 
 def close() -> None:
-    """Forget the last report and end --all (on unloading); nothing is parked once a cell has ended."""
+    """Forget the last report and end --all (on unloading), and bring back what still waits elsewhere."""
+    from ..rescue.waiting import bring_back
+
     _last.clear()
     close_everywhere()
+    bring_back()
 
 
 def close_everywhere() -> None:

@@ -5,7 +5,7 @@ rescue/, the panel and the doctor know this protocol and never torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -182,6 +182,56 @@ class Allocator(Protocol):
         ...
 
     def filler_address(self, filler: Any) -> int: ...
+
+    # -- parking: contents in another place for a while
+    def held_below(self, value: Any) -> int:
+        """How many references the library itself may hold on an object of its own, from below Python."""
+        ...
+
+    def parts_below(self, value: Any) -> tuple[Any, ...]:
+        """Objects that one of its objects leads to below Python: a tensor's gradient, the base of a view."""
+        ...
+
+    def unused(
+        self, device: int, idle: Callable[[Any], bool], *, anyway: bool = False
+    ) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
+        """Storages that only idle tensors reach and that may be parked, largest first, each with one of its tensors.
+
+        The second are the bytes, by reason, of those that only idle tensors reach and that may not.
+        """
+        ...
+
+    def park_room(self, device: int, place: str | None = None) -> int:
+        """Bytes that the host, or the card named `place`, can take from `device`.
+
+        Raises
+        ------
+        Refused
+            If there is no such place.
+        """
+        ...
+
+    def park(self, storages: Iterable[Storage], place: str | None = None) -> int:
+        """Empty these storages, their contents kept elsewhere; the bytes that are free now. Only inside `watched`.
+
+        Raises
+        ------
+        Refused, RuntimeError
+            If the place has no room or a copy fails. What left before stays parked, the rest is untouched.
+        """
+        ...
+
+    def watched(self) -> AbstractContextManager[Any]:
+        """Inside, whatever touches a parked storage brings it back first. Behind it all comes back, if there is room."""
+        ...
+
+    def parked(self) -> int:
+        """Bytes that wait elsewhere now."""
+        ...
+
+    def settle(self) -> int:
+        """Bring back what still waits elsewhere, if there is room; bytes that still wait."""
+        ...
 
     # -- settings
     def expandable(self) -> bool | None:

@@ -75,6 +75,8 @@ def free(shell: Any = None, outputs: bool = False) -> Freed:
         ("workspaces and other libraries' pools", lambda: ", ".join(allocator.clear_workspaces())),
         ("cache", lambda: _empty(allocator)),
     ]
+    if allocator.parked():  # when there is most room, and before the host's memory is given back
+        causes.append(("tensors that wait elsewhere", lambda: _settle(allocator)))
     steps = [_step(allocator, name, call) for name, call in causes]
     parked = _step(allocator, "host memory kept for parking", lambda: _host(allocator))
     return Freed((*steps, *([parked] if parked.detail else [])), allocator.label)
@@ -108,6 +110,13 @@ def _outputs(shell: Any) -> str:
     if values:
         forget_outputs(shell, values)
     return ""
+
+
+def _settle(allocator: Allocator) -> str:
+    before = allocator.parked()
+    left = allocator.settle()
+    back = f"{bytes_text(before - left)} came back to the card"
+    return f"{back}, {bytes_text(left)} still wait: no room" if left else back
 
 
 def _collect() -> str:

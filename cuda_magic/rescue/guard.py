@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..cells.rescuer import Step
 from ..machine import machine
-from . import figures, marks, randomness
+from . import figures, marks, randomness, waiting
 from .options import RUNGS, GuardOptions
 from .report import Report
 
@@ -76,6 +76,7 @@ class GuardRun:
         self._step: Step | None = None
         self._worst: tuple[int, Step | None, Fault | None] = (1, None, None)
         self.namespace: dict[str, Any] = {}
+        self.roots: tuple[Any, ...] = ()
         self.set_aside: SetAside | None = None
         if options.reserve:
             from .setaside import SetAside
@@ -105,6 +106,8 @@ class GuardRun:
         allocator = None
         if self._ooms is None:
             allocator = machine().allocator()
+            if allocator is not None:
+                allocator.settle()  # what an earlier cell had to leave elsewhere
             self._ooms = _count_ooms(allocator)
         self.namespace = namespace
         new = self._step is None or step.index != self._step.index
@@ -205,6 +208,8 @@ class GuardRun:
             spent=self.plain >= self.options.retries or self.fault.kind.id == "too-large",
             read_before=frozenset().union(*map(marks.names_read, self._done)),
             memory=self._memory,
+            node=step.node,
+            roots=self.roots,
             reserve=self.set_aside.held if self.set_aside is not None else None,
             enter=self._modes.enter_context,
             say=self.say,
@@ -260,6 +265,9 @@ class GuardRun:
 
     def _close(self) -> None:
         self._modes.close()
+        waits = waiting.note(self.shell)
+        if waits:
+            self.notes.append(waits)
         if self.set_aside is not None:
             self.set_aside.after(not self.options.no_move)
 
@@ -362,6 +370,7 @@ class Guard:
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self._new(self.options)
+        run.roots = (function, *args, *kwargs.values())
         step = _whole()
         names: dict[str, Any] = getattr(function, "__globals__", {})
         given = {f"argument {i + 1}": a for i, a in enumerate(args)} | {f"argument {k}": v for k, v in kwargs.items()}
@@ -377,6 +386,7 @@ class Guard:
                     raise
                 failure = error
                 traceback.clear_frames(error.__traceback__)
+                run.namespace = names  # and no copy of it, which would hold every value once more
             else:
                 run.finished()
                 return value

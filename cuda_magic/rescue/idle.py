@@ -20,12 +20,12 @@ import threading
 import types
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from .doubts import machinery, words
 
-__all__ = ["Reach", "reach"]
+__all__ = ["Below", "Reach", "reach"]
 
 BUDGET = 500_000
 """Objects that are looked at: about 2 s. With more than that everything counts as in use."""
@@ -36,8 +36,24 @@ _SUSPENDED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType
 _HEAP_TYPE = 1 << 9
 
 
-def _no_slack(value: object) -> int:
-    return 0
+class Below(Protocol):
+    """What a library holds below Python, where the collector does not see."""
+
+    def held_below(self, value: Any) -> int:
+        """How many references the library itself may hold on an object of its own."""
+        ...
+
+    def parts_below(self, value: Any) -> tuple[Any, ...]:
+        """Objects that one of its objects leads to: a tensor's gradient, the base of a view."""
+        ...
+
+
+class _Nothing:
+    def held_below(self, value: Any) -> int:
+        return 0
+
+    def parts_below(self, value: Any) -> tuple[Any, ...]:
+        return ()
 
 
 class Reach:
@@ -51,10 +67,24 @@ class Reach:
         self.names = frozenset(names)
         self._nodes: dict[int, Any] = {}
         self._used: set[int] = set()
+        self._edges: dict[int, list[int]] = {}
+        self._by_name: dict[str, int] = {}
 
     def idle(self, value: object) -> bool:
         """Whether variables lead to this object and the statement cannot reach it."""
         return not self.doubt and id(value) in self._nodes and id(value) not in self._used
+
+    def variables(self) -> dict[int, str]:
+        """{id(object): the first variable that leads to it}."""
+        names: dict[int, str] = {}
+        for name in sorted(self._by_name, key=lambda n: n.startswith("_")):
+            todo = [self._by_name[name]]
+            while todo:
+                key = todo.pop()
+                if key not in names and key in self._nodes:
+                    names[key] = name
+                    todo += self._edges.get(key, ())
+        return names
 
 
 def reach(
@@ -62,7 +92,7 @@ def reach(
     namespace: dict[str, Any],
     roots: Iterable[Any] = (),
     shell: Any = None,
-    slack: Callable[[Any], int] = _no_slack,
+    below: Below | None = None,
 ) -> Reach:
     """What `node`, run in `namespace`, can reach.
 
@@ -76,8 +106,8 @@ def reach(
         Other objects that it has in hand: a function, its arguments.
     shell
         IPython's shell, whose own references to shown values reach nothing unless the statement names them.
-    slack
-        How many references a library itself may hold on an object of its own, from below Python.
+    below
+        The library whose objects are asked for.
     """
     names: set[str] = set()
     if node is not None:
@@ -93,10 +123,10 @@ def reach(
         return Reach("another thread runs code of this namespace")
     if gc.get_freeze_count():
         return Reach("objects are frozen (gc.freeze): who refers to them cannot be seen")
-    graph = _Graph(namespace, shell)
+    graph = _Graph(namespace, shell, below or _Nothing())
     if graph.overflow:
         return Reach(f"the variables lead to more than {BUDGET} objects")
-    return graph.settle(names, [id(root) for root in roots], slack)
+    return graph.settle(names, [id(root) for root in roots])
 
 
 def _on_other_threads(namespace: dict[str, Any]) -> bool:
@@ -115,8 +145,9 @@ def _on_other_threads(namespace: dict[str, Any]) -> bool:
 class _Graph:
     """The objects that the variables lead to, and what refers to them."""
 
-    def __init__(self, namespace: dict[str, Any], shell: Any) -> None:
+    def __init__(self, namespace: dict[str, Any], shell: Any, below: Below) -> None:
         self.namespace = namespace
+        self.below = below
         self.nodes: dict[int, Any] = {}
         self.edges: dict[int, list[int]] = {}
         self.known: Counter[int] = Counter()
@@ -148,6 +179,10 @@ class _Graph:
                 # Python 3.13: the collector sees what is in an object's __dict__ at the object alone
                 parts = [part for part in dict.values(value) if self._follows(part)]
                 self.edges[id(value)] = [id(part) for part in parts]
+            hidden = self.below.parts_below(value)
+            if hidden:
+                self.edges[id(value)] += [id(part) for part in hidden]
+                parts = [*parts, *hidden]
             todo.extend(parts)
 
     def _follows(self, value: Any) -> bool:
@@ -167,11 +202,11 @@ class _Graph:
         module = vars(type)["__dict__"].__get__(kind).get("__module__")
         return type(module) is str and module == self.namespace.get("__name__", "__main__")
 
-    def settle(self, names: set[str], roots: list[int], slack: Callable[[Any], int]) -> Reach:
+    def settle(self, names: set[str], roots: list[int]) -> Reach:
         """Follow what is in use until nothing is added."""
         used: set[int] = set()
         functions = self._functions()
-        self._spread(used, self._leaks(slack))
+        self._spread(used, self._leaks())
         self._spread(used, roots)
         self._spread(used, self._at_any_time())
         self._weak(used)
@@ -195,6 +230,7 @@ class _Graph:
                 names |= said.names
         found = Reach("", (n for n in names if n in self.by_name))
         found._nodes, found._used = self.nodes, used
+        found._edges, found._by_name = self.edges, self.by_name
         return found
 
     def _spread(self, used: set[int], start: Iterable[int]) -> None:
@@ -221,7 +257,7 @@ class _Graph:
                     found.append((id(value), frame.f_code))
         return found
 
-    def _leaks(self, slack: Callable[[Any], int]) -> set[int]:
+    def _leaks(self) -> set[int]:
         """Nodes that something outside of the graph refers to."""
         ours = {id(self.nodes), id(self.edges), id(self.known), id(self.by_name), id(self._machinery)}
         ours |= {id(holder) for holder in self._machinery}
@@ -235,7 +271,7 @@ class _Graph:
             if key in found or issubclass(type(value), type):
                 continue
             more = count - own - self.known[key]
-            if more > 0 and more > slack(value):
+            if more > 0 and more > self.below.held_below(value):
                 found.add(key)
         return found
 

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 
 __all__ = ["RUNGS", "GuardOptions"]
 
-RUNGS = ("holders", "collect", "caches", "reserve", "compact", "expandable", "wait", "shrink", "else", "cudamalloc")
+RUNGS = (
+    "holders",
+    "collect",
+    "caches",
+    "reserve",
+    "compact",
+    "expandable",
+    "wait",
+    "shrink",
+    "else",
+    "spill",
+    "cudamalloc",
+)
 """Ids of the rungs, in the order in which they are tried."""
 
 
@@ -30,6 +42,8 @@ class GuardOptions:
     without: tuple[str, ...] = ()
     report: str | None = None
     quiet: bool = False
+    park: str | None = None
+    """Another card, as in cuda:1, where spill and page park; None: the host"""
     reserve: int = 0
     """Bytes of --reserve"""
 

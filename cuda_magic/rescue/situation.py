@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -113,6 +114,10 @@ class Situation:
     """Names that earlier statements of the cell read."""
     memory: dict[str, Any] = field(default_factory=dict)
     """What rungs keep between two failures of one statement."""
+    node: ast.stmt | None = None
+    """The statement; None for a function of a script."""
+    roots: tuple[Any, ...] = ()
+    """A script's function and its arguments."""
     reserve: Reserve | None = None
     """What --reserve has set aside."""
     enter: Callable[[AbstractContextManager[Any]], Any] | None = None

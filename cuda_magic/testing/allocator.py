@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..errors import Refused
@@ -191,6 +191,33 @@ class PracticeAllocator:
 
     def filler_address(self, filler: Any) -> int:
         return int(filler.address)
+
+    # -- parking: there is no other place for what lies on a practice card
+    def held_below(self, value: Any) -> int:
+        return 0
+
+    def parts_below(self, value: Any) -> tuple[Any, ...]:
+        return ()
+
+    def unused(
+        self, device: int, idle: Callable[[Any], bool], *, anyway: bool = False
+    ) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
+        return [], {}
+
+    def park_room(self, device: int, place: str | None = None) -> int:
+        return 0
+
+    def park(self, storages: Iterable[Storage], place: str | None = None) -> int:
+        return 0
+
+    def watched(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def parked(self) -> int:
+        return 0
+
+    def settle(self) -> int:
+        return 0
 
     # -- settings
     def expandable(self) -> bool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,51 @@ class TorchAllocator:
 
     def filler_address(self, filler: Any) -> int:
         return int(filler.data_ptr())
+
+    # -- parking
+    def held_below(self, value: Any) -> int:
+        from .parking.unused import held_below
+
+        return held_below(self.torch, value)
+
+    def parts_below(self, value: Any) -> tuple[Any, ...]:
+        from .parking.unused import parts_below
+
+        return parts_below(self.torch, value)
+
+    def unused(
+        self, device: int, idle: Callable[[Any], bool], *, anyway: bool = False
+    ) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
+        from .parking.unused import unused
+
+        return unused(self.torch, device, idle, anyway) if self._ready(device) else ([], {})
+
+    def park_room(self, device: int, place: str | None = None) -> int:
+        from .parking import neighbour
+        from .parking.arena import shared
+
+        return shared(self.torch).room() if place is None else neighbour.place(self.torch, place, device).room()
+
+    def park(self, storages: Iterable[Storage], place: str | None = None) -> int:
+        from .parking import neighbour
+        from .parking.session import session
+
+        chosen = list(storages)
+        where = neighbour.place(self.torch, place, chosen[0].device) if place is not None and chosen else None
+        return session(self.torch).store.park((storage.handle for storage in chosen), where)
+
+    def watched(self) -> AbstractContextManager[Any]:
+        from .parking.session import session
+
+        return session(self.torch).watched()
+
+    def parked(self) -> int:
+        here = parking.session_if_any()
+        return here.store.nbytes if here is not None else 0
+
+    def settle(self) -> int:
+        here = parking.session_if_any()
+        return here.settle() if here is not None else 0
 
     # -- settings
     def expandable(self) -> bool | None:

@@ -1,0 +1,143 @@
+"""Tensors that the statement cannot reach wait elsewhere while it runs, and come back behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import Refused
+from ...memory.compaction import block_size
+from ...render.units import bytes_text
+from ..situation import Situation
+from . import Did
+
+if TYPE_CHECKING:
+    from ...memory.allocator import Storage
+
+__all__ = ["RUNG", "choose"]
+
+SMALLEST = 1 << 20
+"""Bytes: smaller storages lie in the small pool, whose segments serve requests of up to 1 MiB alone."""
+PLAN = "spill plan"
+BEFORE = "spilled before"
+
+
+def choose(sizes: Sequence[int], missing: int) -> list[int]:
+    """Indices of what is to leave: the smallest one that is enough by itself, else the largest and so on.
+
+    `sizes` in bytes, largest first. All of them where they are not enough.
+    """
+    chosen: list[int] = []
+    left = list(range(len(sizes)))
+    while left and missing > 0:
+        enough = [i for i in left if sizes[i] >= missing]
+        take = enough[-1] if enough else left[0]
+        chosen.append(take)
+        left.remove(take)
+        missing -= sizes[take]
+    return sorted(chosen)
+
+
+class _Spill:
+    id = "spill"
+    again = True
+    changes = False
+
+    def skip(self, s: Situation) -> str:
+        if s.options.no_move:
+            return "--no-move was given"
+        room = s.room()
+        if s.allocator is None or s.device is None or room is None:
+            return "the heap cannot be read"
+        if not s.fault.torch_allocator or s.request is None:
+            return "the request was not the caching allocator's"
+        if s.node is None and not s.roots:
+            return "what the statement uses is not known"
+        anyway = s.options.move_anyway
+        refused = s.allocator.moving_refused(s.device, doing="park", anyway=anyway)
+        if refused:
+            lifted = not anyway and not s.allocator.moving_refused(s.device, doing="park", anyway=True)
+            return f"{refused}; --move-anyway parks nevertheless" if lifted else refused
+        return self._plan(s)
+
+    def _plan(self, s: Situation) -> str:
+        """Look for what is idle; why nothing can leave, or an empty string with the plan in the memory."""
+        from ..idle import reach
+
+        assert s.allocator is not None and s.device is not None and s.request is not None
+        found = reach(s.node, s.namespace, s.roots, s.shell, s.allocator)
+        if found.doubt:
+            return f"everything may be in use: {found.doubt}"
+        pairs, kept = s.allocator.unused(s.device, found.idle, anyway=s.options.move_anyway)
+        pools = [g for g in s.allocator.segments(s.device) if g.pool_id != (0, 0)]
+        pairs = [
+            (storage, tensor)
+            for storage, tensor in pairs
+            if storage.nbytes > SMALLEST and not any(g.address <= storage.address < g.address + g.size for g in pools)
+        ]
+        if not pairs:
+            most = max(kept, key=lambda reason: kept[reason], default="")
+            idle = f": {bytes_text(kept[most])} is idle, but {most}" if most else ""
+            return f"no tensor is idle that may be parked{idle}"
+        names = found.variables()
+        owners = [names.get(id(tensor), "") for _, tensor in pairs]
+        s.memory[PLAN] = [(storage, name) for (storage, _), name in zip(pairs, owners, strict=True)]
+        return ""
+
+    def run(self, s: Situation) -> Did:
+        plan: list[tuple[Storage, str]] = s.memory.pop(PLAN)
+        room = s.room()
+        assert s.allocator is not None and s.device is not None and s.request is not None
+        assert s.enter is not None and room is not None
+        try:
+            there = s.allocator.park_room(s.device, s.options.park)
+        except Refused as refused:
+            return Did("failed", f"--park: {refused}")
+        # where enough is free in pieces, one piece of the request's size is what is missing
+        missing = max(s.need or 0, block_size(s.request)) - room.total
+        missing = missing if missing > 0 else block_size(s.request)
+        fits, left = [], there
+        for storage, name in plan:
+            if storage.nbytes <= left:
+                fits.append((storage, name))
+                left -= storage.nbytes
+        where = s.options.park or "the host"
+        idle, can = sum(p[0].nbytes for p in plan), sum(p[0].nbytes for p in fits)
+        if can < missing:
+            short = f", and {where} can take {bytes_text(there)}" if can < idle else ""
+            return Did("failed", f"{bytes_text(idle)} is idle{short}; {bytes_text(missing)} more is needed")
+        s.enter(s.allocator.watched())  # before anything leaves: what touches it brings it back
+        order = [fits[i] for i in choose([p[0].nbytes for p in fits], missing)]
+        rest = [p for p in fits if p not in order]
+        parked, names = 0, dict.fromkeys(name for _, name in order if name)
+        try:
+            parked += s.allocator.park([storage for storage, _ in order], s.options.park)
+            s.allocator.empty_cache()
+            while s.enough() is False and not self._compacted(s) and rest:
+                storage, name = rest.pop(0)
+                parked += s.allocator.park([storage], s.options.park)
+                names[name] = None
+                s.allocator.empty_cache()
+        except (Refused, RuntimeError) as error:
+            return Did("failed", str(error).split("\n", 1)[0], moved=parked)
+        finally:
+            del plan, fits, order, rest
+        s.memory[BEFORE] = s.memory.get(BEFORE, 0) + parked
+        said = f" ({', '.join(n for n in names if n)})" if any(names) else ""
+        # where only the free pieces are in the way, the repeat may still find room
+        return Did("on", f"{bytes_text(parked)} wait on {where}{said}", repeat=s.enough() is not False, moved=parked)
+
+    def _compacted(self, s: Situation) -> bool:
+        """Whether what is free in pieces could be moved together for the request."""
+        from ...memory.compaction import compact
+
+        room = s.room()
+        assert s.allocator is not None and s.device is not None and s.request is not None
+        if room is None or room.total < max(s.need or 0, s.request):
+            return False
+        if s.options.excluded("compact") or s.allocator.moving_refused(s.device, anyway=s.options.move_anyway):
+            return False
+        return compact(s.allocator, s.device, s.request, anyway=s.options.move_anyway).done
+
+
+RUNG = _Spill()

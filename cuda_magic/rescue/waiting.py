@@ -1,0 +1,42 @@
+"""What found no room when its statement had ended waits elsewhere, safe to touch, and comes back at the next chance."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..machine import machine
+from ..render.units import bytes_text
+
+__all__ = ["bring_back", "note"]
+
+
+def _settle() -> int:
+    """Bytes that still wait."""
+    allocator = machine().allocator()
+    return allocator.settle() if allocator is not None else 0
+
+
+def note(shell: Any = None) -> str:
+    """At the end of a guarded cell: bring back what waits; a sentence if some must wait on, tried after each cell."""
+    left = _settle()
+    if not left:
+        return ""
+    if shell is not None:
+        from ..kernel.later import after_each_cell
+
+        after_each_cell(shell, lambda: not _settle())
+    return (
+        f"{bytes_text(left)} still wait elsewhere, since the card is full; they are safe to use and come back when "
+        "they are used or when there is room"
+    )
+
+
+def bring_back() -> None:
+    """On unloading: bring back what waits; say so where it cannot."""
+    left = _settle()
+    if left:
+        sys.stderr.write(
+            f"cuda_magic: {bytes_text(left)} of tensors still wait elsewhere, since the card is full; they are safe to "
+            "use and come back when they are used\n"
+        )
