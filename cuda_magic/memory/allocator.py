@@ -222,7 +222,7 @@ class Allocator(Protocol):
         ...
 
     def watched(self) -> AbstractContextManager[Any]:
-        """Inside, whatever touches a parked storage brings it back first. Behind it all comes back, if there is room."""
+        """Inside, what touches a parked storage brings it back first. All comes back behind it, if there is room."""
         ...
 
     def parked(self) -> int:

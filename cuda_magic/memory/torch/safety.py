@@ -108,7 +108,7 @@ def _looked_at(torch: Any, view: Any) -> Any:
 def viewed(torch: Any, others: dict[str, list[Any]]) -> frozenset[int]:
     """Keys of the storages that cupy or numba look at."""
     tensors = (_looked_at(torch, view) for name in ("cupy", "numba") for view in others.get(name, ()))
-    return frozenset(t.untyped_storage()._cdata for t in tensors if t is not None)
+    return frozenset(torch._C.TensorBase.untyped_storage(t)._cdata for t in tensors if t is not None)
 
 
 def consumers() -> list[str]:

@@ -33,12 +33,13 @@ def _usable(torch: Any, reached: list[Any]) -> Iterator[Any]:
 def owners(torch: Any) -> Iterator[tuple[Any, int, int, int]]:
     """(tensor, device, storage key, bytes of the whole storage) of every reachable CUDA tensor."""
     seen: set[int] = set()
+    read = _read(torch)
     for tensor in tensors(torch):
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
         try:
-            storage = tensor.untyped_storage()
+            storage = read(tensor)
             yield tensor, tensor.device.index, storage._cdata, storage.nbytes()
         except (RuntimeError, NotImplementedError):
             continue
@@ -49,11 +50,12 @@ def storages(torch: Any, device: int, *, doing: str = safety.MOVE, anyway: bool 
     reached, others = reach(torch)
     consumers, viewed = bool(safety.consumers()), safety.viewed(torch, others)
     found: dict[int, Storage] = {}
+    read = _read(torch)
     for tensor in _usable(torch, reached):
         try:
             if tensor.device.index != device:
                 continue
-            handle = tensor.untyped_storage()
+            handle = read(tensor)
             key, address = handle._cdata, handle.data_ptr()
         except (RuntimeError, NotImplementedError):
             continue
@@ -64,3 +66,8 @@ def storages(torch: Any, device: int, *, doing: str = safety.MOVE, anyway: bool 
         reason = safety.storage(seen, doing=doing, anyway=anyway)
         found[key] = Storage(key, device, address, handle.nbytes(), handle, reason)
     return list(found.values())
+
+
+def _read(torch: Any) -> Any:
+    """Gives a tensor's storage, past the doors that would bring back what is parked (parking/doors.py)."""
+    return getattr(torch._C, "TensorBase", torch.Tensor).untyped_storage
