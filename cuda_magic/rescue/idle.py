@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import inspect
 import sys
 import threading
 import types
@@ -243,7 +244,10 @@ class _Graph:
                     todo.append(key)
 
     def _functions(self) -> list[tuple[int, types.CodeType]]:
-        """(id, code) of everything whose code reads this namespace."""
+        """(id, code) of everything whose code reads this namespace.
+
+        Running top-level code is left out, for which exec makes a function too: nobody can call that.
+        """
         found = []
         for value in gc.get_objects():
             kind = type(value)
@@ -255,7 +259,7 @@ class _Graph:
                 frame = frame or getattr(value, "ag_frame", None)
                 if frame is not None and frame.f_globals is self.namespace:
                     found.append((id(value), frame.f_code))
-        return found
+        return [(key, code) for key, code in found if code.co_flags & inspect.CO_OPTIMIZED]
 
     def _leaks(self) -> set[int]:
         """Nodes that something outside of the graph refers to."""
