@@ -26,7 +26,7 @@ class _Wait:
         others = s.others()
         if others is None:
             return "who holds the card cannot be read"
-        if others == 0:
+        if others == 0 and not _free(s):  # where there is room by now, they have left meanwhile
             return "no other process holds memory of this card"
         return ""
 
