@@ -2,6 +2,7 @@
 
     python tests/gpu/interrupted.py compact 250 1          250 moments, seed 1, on a card
     python tests/gpu/interrupted.py compact 20 1 practice
+    python tests/gpu/interrupted.py spill 0 1 faults       host allocations, copies, allocations fail in turn
 
 Runs in a process of its own, in an IPython shell with the extension loaded. Prints one JSON line. The signal is raised
 by a timer of the kernel, so that no other thread is there while the rescue decides what is safe.
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -253,10 +255,83 @@ def own_error(name: str, practice: bool) -> dict:
     return {"rung": name, "failures": wrong}
 
 
+@contextlib.contextmanager
+def failing(owner: type, name: str, at: int, error: BaseException, counts) -> Iterator[list[int]]:
+    """The `at`-th call of a method raises, once; calls for which `counts` is False are not counted."""
+    calls, own = [0], name in vars(owner)
+    original = getattr(owner, name)
+
+    def call(self, *arguments, **named):
+        if counts(*arguments):
+            calls[0] += 1
+            if calls[0] == at:
+                raise error
+        return original(self, *arguments, **named)
+
+    setattr(owner, name, call)
+    try:
+        yield calls
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+def breakages() -> dict:
+    """What may fail: (class, method, the error, which calls count)."""
+    import torch
+
+    from cuda_magic.memory.torch.parking.arena import Arena, NoHostMemory
+
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB (injected).")
+    return {
+        "a host allocation": (Arena, "take", NoHostMemory("no host memory (injected)"), lambda *a: True),
+        "a copy": (torch.Tensor, "copy_", RuntimeError("CUDA error: a copy failed (injected)"), lambda *a: True),
+        "memory for what moves or comes back": (torch.UntypedStorage, "resize_", full, lambda n, *a: n > 0),
+    }
+
+
+def faults(name: str, most: int = 16) -> dict:
+    """Each step that may fail fails once, at its first, second ... call: data stays, the user's error shows."""
+    stage, scene = Stage(False), SCENES[name]
+    failures, counted = [], {}
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        stage.run(scene.once)
+        ended, _, wrong = one(stage, scene)  # everything is imported and warm
+        if ended != "finished" or wrong:
+            raise SystemExit(f"{name}, nothing failed: {ended}, {wrong}")
+        for what, (owner, method, error, counts) in breakages().items():
+            counted[what] = 0
+            for at in range(1, most + 1):
+                stage.run(f"cap({scene.cap})\nr = None\n{scene.each}")
+                before = stage.state()
+                with failing(owner, method, at, error, counts) as calls:
+                    result = stage.shell.run_cell(guarded(scene))
+                if calls[0] < at:
+                    break
+                counted[what] += 1
+                raised = result.error_in_exec
+                shown = f"{type(raised).__name__}: {str(raised)[:150]}" if raised is not None else "finished"
+                result = raised = None
+                found = [] if shown == "finished" or ("OutOfMemory" in shown and "injected" not in shown) else [shown]
+                stage.run("cap(None)")
+                if not stage.value(scene.same):  # by plain ops: what still waits must be safe to touch
+                    found.append("data lost")
+                stage.shell.run_cell("%%cuda_guard --quiet\npass")  # the next chance
+                found += check(stage, scene, before, "finished" if shown == "finished" else "failed")
+                if found:
+                    failures.append({"failed": what, "call": at, "shown": shown, "wrong": found})
+    return {"rung": name, "failed": counted, "failures": failures}
+
+
 def main() -> None:
     name, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     practice = sys.argv[4:] == ["practice"]
-    found = moments(name, count, seed, practice) if count else own_error(name, practice)
+    if sys.argv[4:] == ["faults"]:
+        found = faults(name)
+    else:
+        found = moments(name, count, seed, practice) if count else own_error(name, practice)
     print(json.dumps(found))
 
 

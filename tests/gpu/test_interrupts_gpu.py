@@ -20,15 +20,17 @@ RUNGS = ("compact", "spill", "activations", "page", "retry")
 MOMENTS, SEED = int(os.environ.get("MOMENTS", "250")), int(os.environ.get("SEED", "1"))
 
 
-def _start(rung: str, count: int) -> subprocess.Popen:
-    line = [sys.executable, "-W", "ignore", "tests/gpu/interrupted.py", rung, str(count), str(SEED)]
+def _start(rung: str, count: int, *words: str) -> subprocess.Popen:
+    line = [sys.executable, "-W", "ignore", "tests/gpu/interrupted.py", rung, str(count), str(SEED), *words]
     return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(scope="module")
 def runs():
-    """All programs at once: (rung, count) to the process."""
-    started = {(rung, count): _start(rung, count) for rung in RUNGS for count in (MOMENTS, 0)}
+    """All programs at once: (rung, what) to the process."""
+    started = {(rung, "moments"): _start(rung, MOMENTS) for rung in RUNGS}
+    started |= {(rung, "own"): _start(rung, 0) for rung in ("compact", "spill")}
+    started |= {(rung, "faults"): _start(rung, 0, "faults") for rung in ("compact", "spill", "activations", "page")}
     yield started
     for process in started.values():
         process.kill()
@@ -46,7 +48,7 @@ def test_an_interrupt_at_any_moment_loses_nothing(runs, rung):
     """Data, the result of what finished, modes, hooks, settings, SIGINT's handler and the bytes allocated."""
     from record import record
 
-    found = _found(runs[rung, MOMENTS])
+    found = _found(runs[rung, "moments"])
     record(f"interrupts_{rung}", found)
     assert found["moments"] == MOMENTS
     assert found["failures"] == []
@@ -57,4 +59,15 @@ def test_an_interrupt_at_any_moment_loses_nothing(runs, rung):
 @pytest.mark.parametrize("rung", ["compact", "spill"])
 def test_the_users_own_error_shows_after_a_rescue(runs, rung):
     """The statement is rescued and then raises: that error, and nothing stays changed."""
-    assert _found(runs[rung, 0])["failures"] == []
+    assert _found(runs[rung, "own"])["failures"] == []
+
+
+@pytest.mark.parametrize("rung", ["compact", "spill", "activations", "page"])
+def test_a_step_that_fails_loses_nothing(runs, rung):
+    """A host allocation, a copy, memory on the card, each at its first, second ... call: the user's error or none."""
+    from record import record
+
+    found = _found(runs[rung, "faults"])
+    record(f"faults_{rung}", found)
+    assert sum(found["failed"].values()) >= 3
+    assert found["failures"] == []
