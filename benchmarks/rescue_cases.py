@@ -416,17 +416,30 @@ CASES = (
     ),
     Case(
         "inference",
-        "a model of 3 GiB runs under 2 GiB",
+        "a model of 1.5 GiB runs under 1 GiB",
         (
-            "torch.manual_seed(0); n = net(0)\n"
-            "for _ in range(48): n.append(torch.nn.Linear(4096, 4096, bias=False, device='cuda'))\n"
-            "x = torch.randn(16, 4096); bs = 16\n"
-            "def work(bs):\n    with torch.no_grad(): return n.cuda()(x[:bs].cuda()).cpu()",
-            "want = work(bs); n.cpu(); gc.collect(); forget(); cap(2)",
+            "torch.manual_seed(0); w = [torch.randn(4096, 4096) for _ in range(24)]; x = torch.randn(64, 4096); bs = 64\n"
+            "def work(bs):\n    here, y = [t.cuda() for t in w], x[:bs].cuda()\n    for _ in range(2):\n"
+            "        for t in here: y = torch.tanh(y @ t)\n    return y.cpu()",
+            "want = work(bs); gc.collect(); forget(); cap(1)",
         ),
         "r = work(bs)",
-        wanted=16,
+        wanted=64,
         result="torch.equal(r, want)",
+    ),
+    Case(
+        "training",
+        "weights, gradients and AdamW's state of 3 GiB under 2.3 GiB (foreach=False)",
+        (
+            "def train(steps):\n    torch.manual_seed(0); m = net(0)\n"
+            "    for _ in range(12): m.append(torch.nn.Linear(4096, 4096, bias=False, device='cuda'))\n"
+            "    o = torch.optim.AdamW(m.parameters(), foreach=False); x = torch.randn(64, 4096, device='cuda')\n"
+            "    for _ in range(steps):\n        m(x).square().mean().backward(); o.step()\n"
+            "        o.zero_grad(set_to_none=True)\n    return [p.detach().cpu() for p in m.parameters()]",
+            "want = train(3); gc.collect(); forget(); cap(2.3)",
+        ),
+        "r = train(3)",
+        result="same(r, want)",
     ),
     Case(
         "two models",

@@ -105,16 +105,26 @@ def test_s1_an_earlier_traceback(kernel, options):
     record("guard_s1", {r["id"]: {"freed": r["freed_bytes"], "s": r["seconds"]} for r in report["rungs"]})
 
 
-@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
-def test_s2_a_shown_value(kernel, options):
+def test_s2_a_shown_value(kernel):
     """Out[n] holds 2 GiB: named and kept; let go with --free-outputs."""
     kernel.run("cap(3)")
     kernel.run("E(2)")
-    report = kernel.guard("y = E(2)", options)
+    report = kernel.guard("y = E(2)", CHEAP)
     assert report["status"] == "failed"
     assert any(h["kind"] == "output" and h["nbytes"] == 2 * GIB for h in report["holders"])
     assert "%%cuda_guard --free-outputs" in lines(report)
-    assert kernel.guard("y = E(2)", f"{options} --free-outputs")["status"] == "rescued"
+    assert kernel.guard("y = E(2)", f"{CHEAP} --free-outputs")["status"] == "rescued"
+
+
+def test_s2_a_shown_value_waits_elsewhere_with_the_full_ladder(kernel):
+    """Out[n] is idle: parked for the statement, kept, and the same bytes when it is looked at again."""
+    kernel.run("cap(3); t = E(2); t.fill_(5); None")
+    kernel.run("t")
+    kernel.run("del t")
+    report = kernel.guard("y = E(2); del y")
+    assert report["status"] == "rescued", report
+    assert rung(report, "spill")["state"] == "on"
+    assert kernel.value("sum(int(part.sum()) for part in _.split(2**26)) == 5 * 2 * G") == "True"
 
 
 def test_s3_fragmentation_with_the_cheap_rungs(kernel):
@@ -224,56 +234,62 @@ def test_s7_the_first_allocation(kernel):
     assert kernel.guard("z = torch.zeros(1, device='cuda')")["status"] == "ok"
 
 
-def test_s8_a_library_handle(kernel):
+@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
+def test_s8_a_library_handle(kernel, options):
     """cuBLAS finds no memory while torch caches everything: caches, one repeat."""
     kernel.run(
         "a = torch.randn(64, 64, device='cuda')\nhold = []\nsize = 64 * G\nwhile size >= 2 << 20:\n"
         "    try: hold.append(torch.empty(size, dtype=torch.uint8, device='cuda'))\n"
         "    except RuntimeError: size //= 2\ndel hold"
     )
-    report = kernel.guard("r = (a @ a).sum().item()")
+    report = kernel.guard("r = (a @ a).sum().item()", options)
     assert report["status"] == "rescued", report
     assert report["attempts"] == 2
     assert rung(report, "caches")["freed_bytes"] > GIB
 
 
 def test_s9_cycles(kernel):
-    """Its own cycles: at most the allowed repeats, the type named, an end."""
+    """Its own cycles, statement by statement: at most the allowed repeats, the type named, an end."""
     kernel.run("cap(3)\nclass N:\n    def __init__(s): s.x = E(.9); s.me = s\ngc.disable()")
-    report = kernel.guard("[N() and 0 for _ in range(6)]")
+    report = kernel.guard("[N() and 0 for _ in range(6)]", CHEAP)
     assert report["status"] == "failed"
     assert report["attempts"] <= 4
     assert any(name == "N" for r in report["rungs"] for name, _ in r["cycles"])
 
 
-def test_s10_inside_backward(kernel):
+@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
+def test_s10_inside_backward(kernel, options):
     """Partial gradients: not counted twice. Refused without a checkpoint."""
     kernel.run(
         "cap(2); torch.manual_seed(0); n = net(); x = torch.randn(64, 1024, device='cuda')\nn(x).sum().backward()\n"
         "h = n[8].register_full_backward_hook(lambda *a: E(100) and None)\n"
         "before = [p.grad.clone() for p in n.parameters()]"
     )
-    report = kernel.guard("n(x).sum().backward()")
+    report = kernel.guard("n(x).sum().backward()", options)
     assert report["raised"]
     assert report["status"] in ("refused", "not-repeated")
-    report = kernel.guard("n(x).sum().backward()", "--checkpoint n --retries 1")
+    report = kernel.guard("n(x).sum().backward()", f"{options} --checkpoint n --retries 1")
     assert report["raised"]
 
 
-def test_s11_swallowed(kernel):
+@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
+def test_s11_swallowed(kernel, options):
     """Handled by the cell itself: no repeat, one note."""
     kernel.run("cap(1); n = net()")
     report = kernel.guard(
         "for b in (65536, 1024):\n    try:\n        n(torch.randn(b, 1024, device='cuda')).sum().backward(); break\n"
-        "    except RuntimeError: pass"
+        "    except RuntimeError: pass",
+        options,
     )
     assert (report["status"], report["handled"], report["output"]) == ("ok", 1, [])
 
 
-def test_s12_a_lost_context(kernel):
+@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
+def test_s12_a_lost_context(kernel, options):
     """A device-side assert: one attempt, no rung, restart; our own readings raise nothing."""
     report = kernel.guard(
-        "x = torch.zeros(3, device='cuda'); x[torch.tensor([10], device='cuda')]; torch.cuda.synchronize()"
+        "x = torch.zeros(3, device='cuda'); x[torch.tensor([10], device='cuda')]; torch.cuda.synchronize()",
+        options,
     )
     assert report["kind"] == "lost-context"
     assert (report["attempts"], report["rungs"]) == (1, [])
@@ -281,11 +297,12 @@ def test_s12_a_lost_context(kernel):
     assert [k for k, _ in report["output"] if k != "stderr"] == ["error", "display_data"]
 
 
-def test_s13_host_memory(kernel):
+@pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
+def test_s13_host_memory(kernel, options):
     """numpy and page-locked memory: the host, no rung."""
     kernel.run("import numpy as np; a = E(.01)")
     for code in ("np.zeros(2**50, np.uint8)", "torch.empty(2**44, dtype=torch.uint8, pin_memory=True)"):
-        report = kernel.guard(code)
+        report = kernel.guard(code, options)
         assert report["kind"] == "host-memory", report
         assert report["rungs"] == []
 
