@@ -1,0 +1,31 @@
+"""The program behind the interrupts on a card works: run on the practice GPU, a few moments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*words: str) -> dict:
+    line = [sys.executable, "tests/gpu/interrupted.py", *words, "practice"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_interrupts_while_compacting_lose_nothing():
+    """Twelve moments drawn over the whole cell: all bytes there, nothing kept, nobody's error hidden."""
+    found = run("compact", "12", "3")
+    assert found["moments"] == 12
+    assert found["failures"] == []
+    assert found["errors of its own"] == 0, found["the first"]
+    assert found["ends"].get("KeyboardInterrupt", 0) >= 4
+
+
+def test_the_users_own_error_after_a_rescue_is_the_one_that_shows():
+    """The statement is rescued and then raises LookupError."""
+    assert run("compact", "0", "1")["failures"] == []
