@@ -1,0 +1,312 @@
+"""What autograd saves for the backward pass lives on the host in between, as much of it as is needed.
+
+The numbers are bitwise those of the plain run: every storage goes out and comes back whole, views are rebuilt on it,
+and versions are checked as autograd checks them. Copies are ordered as `copies` tells.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter, deque
+from types import TracebackType
+from typing import Any
+
+from .arena import Arena, NoHostMemory
+from .budget import Budget
+from .saved import Kept, Parts, Record, Token, check_version
+
+__all__ = ["Activations"]
+
+LEAST = 256 << 10
+"""Bytes below which a storage stays on the card."""
+LOOKS = 16
+"""How many of the storages that somebody else held are looked at again each time."""
+REACH = 256
+"""How many records before the one asked for may be fetched ahead."""
+AHEAD = ("card", "leaving", "back")
+"""What counts against the budget of the backward pass: what never left too, so that the peak stays flat."""
+
+
+class Activations:
+    """Hooks on what autograd saves, in force inside ``with``; graphs that outlive it stay valid.
+
+    Parameters
+    ----------
+    torch
+        The imported torch.
+    copies
+        The streams of the card.
+    arena
+        Where the contents wait. When it is full, what is saved stays on the card.
+    budget
+        How much may stay on the card anyway.
+    least
+        Smallest storage that leaves, in bytes.
+    """
+
+    def __init__(self, torch: Any, copies: Any, arena: Arena, budget: Budget, least: int = LEAST) -> None:
+        self._torch, self._copies, self._arena, self.budget, self._least = torch, copies, arena, budget, least
+        self.weak = torch.multiprocessing.reductions.StorageWeakRef
+        self.active = False
+        self.moved: Counter[str] = Counter()
+        """Bytes ``out`` and ``in``; counts of ``saved`` storages, ``late`` fetches, ``shared`` views."""
+        self._lock = threading.Lock()
+        self._known: weakref.WeakValueDictionary[tuple[int, int], Record] = weakref.WeakValueDictionary()
+        self._records: weakref.WeakValueDictionary[int, Record] = weakref.WeakValueDictionary()
+        self._count = 0
+        self._resident: deque[weakref.ref[Record]] = deque()
+        self._leaving: deque[weakref.ref[Record]] = deque()
+        self._watched: deque[tuple[int, weakref.ref[Record]]] = deque()
+        self._bytes = {"watched": 0, "card": 0, "leaving": 0, "back": 0}
+        self._ended: deque[Parts] = deque()
+        self._full = False
+        self._main = copies.stream()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def __enter__(self) -> Activations:
+        self._main = self._copies.stream()
+        self.active = True
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.off()
+        except RuntimeError:  # a lost context: the user's error tells it
+            if error is None:
+                raise
+
+    def off(self) -> None:
+        """Take the hooks off and let copies end in the order of the streams. Calling it twice does no harm.
+
+        An interrupt may come between any two lines here: whoever has hooks put in force calls this once more when
+        the statement is over.
+        """
+        while self.active and self._on_top():
+            self._hooks.__exit__()
+        self.active = False
+        with self._lock:
+            self._let_go(0)
+        self.settle()
+        self._copies.join(self._main)
+
+    def _on_top(self) -> bool:
+        top = self._torch._C._autograd._top_saved_tensors_default_hooks(True)
+        return top is not None and top[0] == self._pack
+
+    # -- forward
+    def _pack(self, tensor: Any) -> Any:
+        if tensor.is_inference():
+            return tensor  # it keeps no version
+        if not self._may_leave(tensor):
+            return Kept(tensor)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < self._least or self._copies.stream() != self._main:
+            return Kept(tensor)
+        self.settle()
+        with self._lock:
+            record = self._record(tensor, storage)
+            token = Token(record, tensor)
+            self._shed()
+        self.settle()
+        return token
+
+    def _may_leave(self, tensor: Any) -> bool:
+        """Parameters, leaves with a gradient and views of them live on anyway: a copy of them frees nothing."""
+        if type(tensor) is not self._torch.Tensor or tensor.device != self._copies.device or tensor.layout is not self._torch.strided:
+            return False
+        if tensor.is_quantized or tensor.is_neg():
+            return False
+        base = tensor._base if tensor._is_view() else tensor
+        return not (base.is_leaf and base.requires_grad)
+
+    def _record(self, tensor: Any, storage: Any) -> Record:
+        key = (storage._cdata, tensor._version)
+        record = self._known.get(key)
+        if record is not None:
+            self.moved["shared"] += 1
+            return record
+        if not self._records:
+            self.budget.next_round()
+        if self._count % 4 == 0:
+            self.budget.seen(self._copies.free())
+        record = Record(self, self._count, tensor, storage, self._copies.mark(self._main))
+        self.budget.saved(record.nbytes)
+        self.moved["saved"] += 1
+        self._count += 1
+        self._records[record.index] = self._known[key] = record
+        # an input or a mask may be held by the user for good: look again when two more were saved
+        if tensor.grad_fn is None:
+            record.place = "watched"
+            self._watched.append((self._count + 1, weakref.ref(record)))
+        else:
+            self._resident.append(weakref.ref(record))
+        self._bytes[record.place] += record.nbytes
+        return record
+
+    def _shed(self) -> None:
+        """Send out what is beyond the budget, the oldest first: it is needed last."""
+        for _ in range(min(len(self._watched), LOOKS)):
+            since, seen = self._watched.popleft()
+            record = seen()
+            if record is None:
+                continue
+            if self._count < since or self._held_elsewhere(record):
+                self._watched.append((since, seen))
+            else:
+                record.place = "card"
+                self._bytes["watched"] -= record.nbytes
+                self._bytes["card"] += record.nbytes
+                self._resident.append(seen)
+        while self._bytes["card"] > self.budget.keep and self._resident and not self._full:
+            record = self._resident.popleft()()
+            if record is not None and record.place == "card":
+                self._out(record)
+            del record
+            self._let_go(self.budget.window)
+
+    def _held_elsewhere(self, record: Record) -> bool:
+        return bool(self._torch._C._storage_Use_Count(record.gpu.untyped_storage()._cdata) > 2)  # ours and its wrapper
+
+    def _out(self, record: Record) -> None:
+        try:
+            buffer = self._arena.take(record.nbytes)
+            source = self._bytes_of(record.gpu.untyped_storage(), record.nbytes)
+            record.out = self._copies.out(source, buffer, record.packed)
+        except (NoHostMemory, RuntimeError):
+            self._full = True  # it stays where it is; a buffer that was taken is lost until the arena's release
+            return
+        record.host, record.place = buffer, "leaving"
+        self._bytes["card"] -= record.nbytes
+        self._bytes["leaving"] += record.nbytes
+        self._leaving.append(weakref.ref(record))
+        self.moved["out"] += record.nbytes
+
+    def _let_go(self, window: int) -> None:
+        while self._bytes["leaving"] > window and self._leaving:
+            record = self._leaving.popleft()()
+            if record is None or record.place != "leaving":
+                continue
+            self._copies.wait(self._main, (record.out,))
+            if record.gpu._version != record.version:
+                record.version = -1  # changed in place while it was copied: never handed out
+            record.place, record.gpu = "host", None
+            self._bytes["leaving"] -= record.nbytes
+
+    def _bytes_of(self, storage: Any, nbytes: int) -> Any:
+        empty = self._torch.empty(0, dtype=self._torch.uint8, device=self._copies.device)
+        return empty.set_(storage, 0, (nbytes,), (1,))
+
+    # -- backward
+    def _unpack(self, token: Any) -> Any:
+        if type(token) is Kept:
+            check_version(token.data, token.version, token.data.size())
+            return token.data
+        if type(token) is not Token:
+            return token
+        self.settle()
+        record, stream = token.record, self._copies.stream()
+        with self._lock:
+            if record.gpu is not None or record.version < 0:
+                check_version(record.gpu, record.version, token.size)
+                storage = record.gpu.untyped_storage()
+            else:
+                storage = self._returned(record, stream)
+            empty = self._torch.empty(0, dtype=token.dtype, device=self._copies.device)
+            found = empty.set_(storage, token.offset, token.size, token.stride)
+            if record.index % 4 == 0:
+                self.budget.seen(self._copies.free())
+            self._prefetch(record.index, stream)
+        self.settle()
+        return found.conj() if token.conj else found
+
+    def _returned(self, record: Record, stream: Any) -> Any:
+        storage = None
+        if isinstance(record.back, self.weak):
+            storage = self._torch.UntypedStorage._new_with_weak_ptr(record.back.cdata)
+        if storage is None:
+            if record.back is None or isinstance(record.back, self.weak):
+                self.moved["late"] += 1
+                self._fetch_now(record, stream)
+            storage = record.back
+            record.back = self.weak(storage)
+            self._bytes["back"] -= record.nbytes
+        self._copies.wait(stream, (record.came,))
+        return storage
+
+    def _fetch_now(self, record: Record, stream: Any) -> None:
+        try:
+            self._fetch(record, stream)
+        except RuntimeError:
+            if not self._drop_fetched():
+                raise
+            self._fetch(record, stream)
+
+    def _fetch(self, record: Record, stream: Any) -> None:
+        assert record.host is not None
+        storage = self._torch.UntypedStorage(record.nbytes, device=self._copies.device)
+        target = self._bytes_of(storage, record.nbytes)
+        came = self._copies.back(record.host, target, stream, record.out)
+        record.came, record.stream, record.back = came, stream, storage
+        self._bytes["back"] += record.nbytes
+        self.moved["in"] += record.nbytes
+
+    def _prefetch(self, index: int, stream: Any) -> None:
+        for before in range(index - 1, max(-1, index - 1 - REACH), -1):
+            if sum(self._bytes[place] for place in AHEAD) >= self.budget.ahead:
+                return
+            record = self._records.get(before)
+            if record is None or record.place != "host" or record.back is not None or record.version < 0:
+                continue
+            if self._copies.free() < record.nbytes + self.budget.largest:
+                return  # it comes when it is asked for
+            try:
+                self._fetch(record, stream)
+            except RuntimeError:
+                return
+
+    def _drop_fetched(self) -> bool:
+        """Let go of what was fetched and not asked for yet; whether there was any."""
+        found = [r for r in list(self._records.values()) if isinstance(r.back, self._torch.UntypedStorage)]
+        for record in found:
+            self._copies.wait(record.stream, (record.came,))
+            record.back = None
+            self._bytes["back"] -= record.nbytes
+        return bool(found)
+
+    # -- the end of a record
+    def ended(self, parts: Parts) -> None:
+        """Called by a finalizer, anywhere; settled by the next hook, or at once where no more will come."""
+        self._ended.append(parts)
+        if not self.active:
+            self.settle()
+
+    def settle(self) -> None:
+        """Give back what ended records held, in the order of the streams; nothing if somebody is at work."""
+        while self._ended and self._lock.acquire(blocking=False):
+            try:
+                while self._ended:
+                    self._wait_for(self._ended[0])  # an interrupt here leaves it to the next
+                    self._account(self._ended.popleft())
+            finally:
+                self._lock.release()
+
+    def _wait_for(self, parts: Parts) -> None:
+        try:
+            if parts.back is not None:  # fetched and never used
+                self._copies.wait(parts.stream, (parts.came,))
+            if parts.gpu is not None:
+                self._copies.wait(self._main, (parts.out,))
+        except RuntimeError:
+            return  # a lost context, or the end of the process
+
+    def _account(self, parts: Parts) -> None:
+        if parts.place != "host":
+            self._bytes[parts.place] -= parts.size
+        if parts.back is not None:
+            self._bytes["back"] -= parts.size
+        if parts.host is not None:
+            self._arena.give(parts.host, (parts.came or parts.out,))

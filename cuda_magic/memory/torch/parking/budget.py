@@ -1,0 +1,67 @@
+"""How much of what autograd saves may stay on the card: nothing at first, more where a whole round left room."""
+
+from __future__ import annotations
+
+__all__ = ["Budget"]
+
+FLOOR = 16 << 20
+"""Bytes of copies under way at least."""
+AHEAD = 2
+"""How many of the largest storages may be under way each way: with two the link is never idle (measured on an H200)."""
+
+
+class Budget:
+    """Sizes in bytes.
+
+    A round goes from the first tensor saved to the moment when none is left: one training step. In it the least free
+    memory is seen; what was free beyond a wide margin is used by the next round, half of it each time. An iteration
+    of a loop that has begun cannot be taken back, so the margin is wide: twice the largest storage and the request
+    that failed, and an eighth of the card for what is not seen between two looks.
+
+    Parameters
+    ----------
+    request
+        The request that failed.
+    limit
+        What this process may have on the card.
+    most
+        Bound of `keep`; None: none.
+    """
+
+    def __init__(self, request: int = 0, limit: int = 0, most: int | None = None) -> None:
+        self.keep = 0
+        self.largest = 0
+        self._request, self._limit, self._most = request, limit, most
+        self._low: int | None = None
+
+    @property
+    def window(self) -> int:
+        """Copies out under way, whose memory is not free yet."""
+        return max(FLOOR, AHEAD * self.largest)
+
+    @property
+    def ahead(self) -> int:
+        """What may lie on the card in the backward pass, fetched or never left."""
+        return self.keep + self.window
+
+    @property
+    def margin(self) -> int:
+        return 2 * (self.largest + self._request) + self._limit // 8
+
+    def saved(self, nbytes: int) -> None:
+        """A storage of this size was saved."""
+        self.largest = max(self.largest, nbytes)
+
+    def seen(self, free: int) -> None:
+        """So much was free at a moment of this round."""
+        self._low = free if self._low is None else min(self._low, free)
+
+    def next_round(self) -> None:
+        """All that was saved is gone: judge the round."""
+        low, self._low = self._low, None
+        if low is None:
+            return
+        spare = low - self.margin
+        self.keep = self.keep + spare // 2 if spare > 0 else self.keep // 2
+        if self._most is not None:
+            self.keep = min(self.keep, self._most)

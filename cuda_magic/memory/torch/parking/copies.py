@@ -1,0 +1,79 @@
+"""Copies between a card and the host on two side streams, ordered by events alone: no wait of the CPU, no record_stream.
+
+Why it is safe to use memory again:
+
+- out: the side stream waits for the event of the moment of saving; the block on the card is let go only after the
+  compute stream was told to wait for the copy, so whoever gets the block next comes after it.
+- back: the block is taken on the compute stream; the side stream waits for that stream's event of this moment, since
+  earlier kernels may still use the block, and for the copy out. Who reads it waits for the copy's event first.
+- a buffer on the host is used again only after its last copy (`Buffer.events`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .arena import Buffer
+
+__all__ = ["Copies"]
+
+
+class Copies:
+    """The two side streams of one card, and what is free there.
+
+    Parameters
+    ----------
+    torch
+        The imported torch, CUDA started.
+    device
+        Its cuda index.
+    limit
+        Bytes that this process may have on the card.
+    """
+
+    def __init__(self, torch: Any, device: int, limit: int) -> None:
+        self._torch, self._index, self.limit = torch, device, limit
+        self.device = torch.device("cuda", device)
+        self._out, self._back = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
+
+    def stream(self) -> Any:
+        """The stream on which the caller computes."""
+        return self._torch.cuda.current_stream(self.device)
+
+    def mark(self, stream: Any) -> Any:
+        """The event of this moment on `stream`."""
+        return stream.record_event()
+
+    def wait(self, stream: Any, events: Iterable[Any]) -> None:
+        """Nothing on `stream` from now on runs before these events."""
+        for event in events:
+            if event is not None:
+                stream.wait_event(event)
+
+    def out(self, source: Any, buffer: Buffer, after: Any) -> Any:
+        """Copy to the host once `after` has come; the event of its end."""
+        self.wait(self._out, (after, *buffer.events))
+        with self._torch.cuda.stream(self._out):
+            buffer.data.copy_(source, non_blocking=True)
+        return self._out.record_event()
+
+    def back(self, buffer: Buffer, target: Any, stream: Any, after: Any) -> Any:
+        """Copy into `target`, just allocated on `stream`, once `after` has come; the event of its end."""
+        self.wait(self._back, (stream.record_event(), after))
+        try:
+            with self._torch.cuda.stream(self._back):
+                target.copy_(buffer.data, non_blocking=True)
+            return self._back.record_event()
+        except BaseException:
+            stream.wait_stream(self._back)  # the copy may be under way, and `target` is about to be let go
+            raise
+
+    def join(self, stream: Any) -> None:
+        """Nothing on `stream` from now on runs before the copies made so far."""
+        stream.wait_stream(self._out)
+        stream.wait_stream(self._back)
+
+    def free(self) -> int:
+        """Bytes that this process could still take, the allocator's cache included."""
+        return self.limit - int(self._torch.cuda.memory_allocated(self.device))
