@@ -25,6 +25,7 @@ RUNGS = (
     "shrink",
     "else",
     "spill",
+    "activations",
     "cudamalloc",
 )
 

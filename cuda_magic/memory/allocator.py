@@ -233,6 +233,19 @@ class Allocator(Protocol):
         """Bring back what still waits elsewhere, if there is room; bytes that still wait."""
         ...
 
+    # -- what autograd saves
+    def recorded(self, error: BaseException) -> str:
+        """Why a failed attempt cannot be helped by moving what autograd saved; empty where it may. Keeps nothing."""
+        ...
+
+    def activations(self, device: int, request: int) -> Any:
+        """Hooks, to be entered, that let what autograd saves wait on the host; None where there is no autograd.
+
+        ``off()`` ends them, twice if need be; ``moved`` counts bytes ``out`` and ``in``, and errors ``ooms``;
+        ``budget.keep`` is what may stay. `request` is the one that failed, in bytes.
+        """
+        ...
+
     # -- settings
     def expandable(self) -> bool | None:
         """Whether new segments are expandable now; None where this cannot be known."""
@@ -268,6 +281,10 @@ class Allocator(Protocol):
 
     def changed(self, mark: Any) -> list[str]:
         """Sentences naming what has changed since `mark` and cannot be put back; empty when nothing did."""
+        ...
+
+    def undo(self, mark: Any) -> None:
+        """Put back what `changed` passes over, since it can be: gradients that were not there before."""
         ...
 
 

@@ -71,6 +71,7 @@ class GuardRun:
         self._done: list[ast.stmt] = []
         self._acts = True
         self._modes = ExitStack()
+        self._after: list[Callable[[], tuple[str, int]]] = []
         self._ooms: int | None = None
         self._seen = 0
         self._step: Step | None = None
@@ -150,10 +151,19 @@ class GuardRun:
         entered = self._modes.pop_all()
         return entered if self.attempts > 1 else nullcontext()
 
+    def _attempt_ended(self) -> None:
+        """Rungs that were in force: surely off, even where an interrupt came into their exit, and what they did."""
+        while self._after:
+            note, errors = self._after[-1]()
+            self._after.pop()
+            self._seen += errors
+            self.notes.append(note)
+
     def noticed(self, error: BaseException, step: Step) -> bool:
         from .classify import classify, judge
         from .situation import device_of, room_of
 
+        self._attempt_ended()
         fault = classify(error)
         if fault is None:
             self.fault, self.status = None, "error"
@@ -175,6 +185,8 @@ class GuardRun:
             self.status = "refused"
             return False
         self.status = "failed"
+        if allocator is not None:
+            self._memory["recorded"] = allocator.recorded(error)
         return self.plain < self.options.retries or smaller or self.options.wait > 0
 
     def recover(self, step: Step, namespace: dict[str, Any], lost: tuple[str, ...] = ()) -> bool:
@@ -212,6 +224,7 @@ class GuardRun:
             roots=self.roots,
             reserve=self.set_aside.held if self.set_aside is not None else None,
             enter=self._modes.enter_context,
+            after=self._after.append,
             say=self.say,
             readings=_read_devices,
         )
@@ -236,6 +249,9 @@ class GuardRun:
 
     def _put_back(self) -> bool:
         try:
+            allocator = machine().allocator()
+            if allocator is not None and self._marks.tensors is not None:
+                allocator.undo(self._marks.tensors)
             for back in self._saved:
                 back()
         except Exception as error:  # noqa: BLE001 - out of memory on the way back, or the user's own load_state_dict
@@ -268,6 +284,7 @@ class GuardRun:
         waits = waiting.note(self.shell)
         if waits:
             self.notes.append(waits)
+        self._attempt_ended()
         if self.set_aside is not None:
             self.set_aside.after(not self.options.no_move)
 

@@ -17,6 +17,7 @@ RUNGS = (
     "shrink",
     "else",
     "spill",
+    "activations",
     "cudamalloc",
 )
 """Ids of the rungs, in the order in which they are tried."""

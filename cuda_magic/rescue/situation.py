@@ -122,6 +122,9 @@ class Situation:
     """What --reserve has set aside."""
     enter: Callable[[AbstractContextManager[Any]], Any] | None = None
     """Puts a setting in force for the repeat."""
+    after: Callable[[Callable[[], tuple[str, int]]], None] | None = None
+    """Takes what is called when the attempt is over, twice if interrupted: a note for the report, and how many of the
+    allocator's errors were the rung's own."""
     say: Callable[[str], None] = lambda text: None
     readings: Callable[[], Reading | None] = lambda: None
 

@@ -219,6 +219,13 @@ class PracticeAllocator:
     def settle(self) -> int:
         return 0
 
+    # -- what autograd saves
+    def recorded(self, error: BaseException) -> str:
+        return "the practice GPU has no autograd"
+
+    def activations(self, device: int, request: int) -> Any:
+        return None
+
     # -- settings
     def expandable(self) -> bool | None:
         return any(caching.expandable for caching in self.caching) if self.started() else None
@@ -263,6 +270,9 @@ class PracticeAllocator:
             for name, value in list(items)
             if isinstance(value, PracticeTensor)
         ]
+
+    def undo(self, mark: Any) -> None:
+        """Nothing here is put back: tensors have no gradients."""
 
     def changed(self, mark: Any) -> list[str]:
         names = [str(name) for name, tensor, version in mark if (t := tensor()) is not None and t._version != version]

@@ -13,10 +13,11 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 from cuda_magic.memory.torch.parking.activations import Activations  # noqa: E402
 from cuda_magic.memory.torch.parking.arena import Arena, NoHostMemory  # noqa: E402
 from cuda_magic.memory.torch.parking.budget import Budget  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn = torch.nn
@@ -58,8 +59,6 @@ class Plain:
 
     def free(self):
         return 1 << 40
-
-
 
 
 @pytest.fixture(autouse=True)

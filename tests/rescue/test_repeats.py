@@ -113,6 +113,17 @@ def test_scenario_10_gradients_are_not_counted_twice(once):
     assert torch.allclose(once.names["model"].weight.grad, expected)
 
 
+@pytest.mark.torch
+def test_gradients_that_were_not_there_are_taken_away_for_the_repeat(once):
+    """A backward that failed half way through the first step: repeated without a checkpoint, nothing counted twice."""
+    once.plain(TRAIN + "for p in model.parameters(): p.grad = None\n")
+    import torch
+
+    assert once.guard("for _ in range(1):\n  model(data[1]).sum().backward(); oom_once()") is None, once.report
+    assert once.report.status == "rescued"
+    assert torch.equal(once.names["model"].weight.grad, once.names["data"][1].sum(0, keepdim=True))
+
+
 @pytest.mark.parametrize(
     ("setup", "code", "said"),
     [

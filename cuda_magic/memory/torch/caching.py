@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..allocator import Block, Segment, Stats, Storage
-from . import changes, libraries, parking, randomness, safety, scan, settings, snapshot
+from . import changes, libraries, parking, randomness, recorded, safety, scan, settings, snapshot
 from .reserve import Reserve
 
 __all__ = ["TorchAllocator"]
@@ -208,6 +208,17 @@ class TorchAllocator:
         here = parking.session_if_any()
         return here.settle() if here is not None else 0
 
+    # -- what autograd saves
+    def recorded(self, error: BaseException) -> str:
+        return recorded.reason(self.torch, error)
+
+    def activations(self, device: int, request: int) -> Any:
+        limit, memory = self.memory_limit(device), self.driver_memory(device)
+        if memory is None:
+            return None
+        free = memory[0] + self.stats(device).reserved
+        return parking.activations(self.torch, device, request, free if limit is None else min(limit, free))
+
     # -- settings
     def expandable(self) -> bool | None:
         return settings.expandable(self.torch) if self.started() else None
@@ -230,6 +241,9 @@ class TorchAllocator:
 
     def watch(self, namespace: Iterable[Any]) -> Any:
         return changes.watch(self.torch, namespace)
+
+    def undo(self, mark: Any) -> None:
+        changes.undo(mark)
 
     def changed(self, mark: Any) -> list[str]:
         return changes.changed(mark)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["changed", "watch"]
+__all__ = ["changed", "undo", "watch"]
 
 
 class _Seen(NamedTuple):
@@ -89,9 +89,18 @@ def changed(marks: list[_Seen]) -> list[str]:
         if tensor._version != mark.version:
             found.setdefault(mark.kind, []).append(mark.name)
         grad = tensor.grad if tensor.is_leaf else None
-        if grad is not None and (id(grad) != mark.grad or grad._version != mark.grad_version):
+        # one that was not there before can be put back: see `undo`
+        if mark.grad is not None and grad is not None and (id(grad) != mark.grad or grad._version != mark.grad_version):
             found.setdefault("gradient", []).append(mark.name)
     return [_SENTENCES[kind].format(_some(names)) for kind, names in found.items()]
+
+
+def undo(marks: list[_Seen]) -> None:
+    """Take away gradients that were not there at `watch`: a backward pass that failed half way left them."""
+    for mark in marks:
+        tensor = mark.tensor()
+        if tensor is not None and mark.grad is None and tensor.is_leaf and tensor.grad is not None:
+            tensor.grad = None
 
 
 _SENTENCES = {

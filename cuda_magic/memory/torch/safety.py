@@ -21,6 +21,7 @@ __all__ = [
     "MOVE",
     "PARK",
     "PROCESS",
+    "SAVE",
     "STORAGE",
     "Found",
     "Row",
@@ -31,8 +32,9 @@ __all__ = [
     "viewed",
 ]
 
-MOVE, PARK = "move", "park"
+MOVE, PARK, SAVE = "move", "park", "save"
 BOTH = frozenset({MOVE, PARK})
+ALL = BOTH | {SAVE}
 LIFTED, KEPT = "moves nevertheless", "stays nevertheless"
 CONSUMERS = ("cupy", "jax", "numba.cuda", "cudf", "tensorflow", "warp", "paddle")
 
@@ -132,6 +134,10 @@ def _compiled(p: _Process) -> str:
     return "compiled code starts kernels past torch's dispatcher" if compiled else ""
 
 
+def _saves(p: _Process) -> str:
+    return "torch.compile is in use: its backward takes all that was saved at once" if _compiled(p) else ""
+
+
 def _triton(p: _Process) -> str:
     found = native.triton_kernel(p.alive("triton"))
     return f"the Triton kernel {found} is started past torch's dispatcher" if found else ""
@@ -144,10 +150,10 @@ def _native(p: _Process) -> str:
 
 PROCESS = (
     Row("backend", BOTH, KEPT, "addresses of cudaMallocAsync and of plugged-in allocators cannot be planned", _backend),
-    Row("capturing", BOTH, KEPT, "CUDA refuses a synchronising call while a graph is captured", _capturing),
-    Row("graph", BOTH, LIFTED, "a graph's static input that was moved is read at its old place: silently wrong (H200)",
+    Row("capturing", ALL, KEPT, "CUDA refuses a synchronising call while a graph is captured", _capturing),
+    Row("graph", ALL, LIFTED, "a graph's static input that was moved is read at its old place: silently wrong (H200)",
         _graph),
-    Row("ranks", BOTH, LIFTED, "buffers registered with NCCL by other ranks; with one rank bitwise the same (H200)",
+    Row("ranks", ALL, LIFTED, "buffers registered with NCCL by other ranks; with one rank bitwise the same (H200)",
         _ranks),
     Row("views", BOTH, LIFTED, "cupy.asarray and numba's as_cuda_array keep the address (reasoned)", _views),
     Row("threads", BOTH, LIFTED, "it may allocate between two steps of the plan, or start a kernel",
@@ -155,6 +161,8 @@ PROCESS = (
     Row("consumers", frozenset({PARK}), LIFTED, "a new view of a parked tensor has no memory behind it", _consumers),
     Row("compiled", frozenset({PARK}), KEPT, "a kernel on an emptied storage loses the context (H200)",
         _compiled),
+    Row("saves", frozenset({SAVE}), KEPT, "the compiled backward takes all that was saved at once: 512 to 417 MiB by"
+        " default, 128 to 416 with reduce-overhead (H200)", _saves),
     Row("triton", frozenset({PARK}), KEPT, "a kernel on an emptied storage loses the context (H200)", _triton),
     Row("native", frozenset({PARK}), LIFTED, "a kernel on an emptied storage loses the context (H200)", _native),
 )  # fmt: skip

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["release", "session_if_any"]
+__all__ = ["activations", "release", "session_if_any"]
+
+
+def activations(torch: Any, device: int, request: int, limit: int) -> Any:
+    """Hooks, to be entered, that let what autograd saves on `device` wait on the host.
+
+    `request` is the one that failed, `limit` what this process may have on the card, both in bytes.
+    """
+    from .activations import Activations
+    from .arena import shared
+    from .budget import Budget
+    from .copies import Copies
+
+    return Activations(torch, Copies(torch, device, limit), shared(torch), Budget(request, limit))
 
 
 def release() -> int:

@@ -50,7 +50,9 @@ class Activations:
         self.weak = torch.multiprocessing.reductions.StorageWeakRef
         self.active = False
         self.moved: Counter[str] = Counter()
-        """Bytes ``out`` and ``in``; counts of ``saved`` storages, ``late`` fetches, ``shared`` views."""
+        """Bytes ``out`` and ``in``; how many storages were ``saved``, fetched ``late``, ``shared``; ``ooms`` met."""
+        self.most_kept = 0
+        """Bytes that stayed on the card by the budget, at most."""
         self._lock = threading.Lock()
         self._known: weakref.WeakValueDictionary[tuple[int, int], Record] = weakref.WeakValueDictionary()
         self._records: weakref.WeakValueDictionary[int, Record] = weakref.WeakValueDictionary()
@@ -116,9 +118,9 @@ class Activations:
 
     def _may_leave(self, tensor: Any) -> bool:
         """Parameters, leaves with a gradient and views of them live on anyway: a copy of them frees nothing."""
-        if type(tensor) is not self._torch.Tensor or tensor.device != self._copies.device or tensor.layout is not self._torch.strided:
+        if type(tensor) is not self._torch.Tensor or tensor.device != self._copies.device:
             return False
-        if tensor.is_quantized or tensor.is_neg():
+        if tensor.layout is not self._torch.strided or tensor.is_quantized or tensor.is_neg():
             return False
         base = tensor._base if tensor._is_view() else tensor
         return not (base.is_leaf and base.requires_grad)
@@ -167,6 +169,8 @@ class Activations:
                 self._out(record)
             del record
             self._let_go(self.budget.window)
+        if self.budget.keep:
+            self.most_kept = max(self.most_kept, min(self._bytes["card"], self.budget.keep))
 
     def _held_elsewhere(self, record: Record) -> bool:
         return bool(self._torch._C._storage_Use_Count(record.gpu.untyped_storage()._cdata) > 2)  # ours and its wrapper
@@ -243,6 +247,7 @@ class Activations:
         except RuntimeError:
             if not self._drop_fetched():
                 raise
+            self.moved["ooms"] += 1
             self._fetch(record, stream)
 
     def _fetch(self, record: Record, stream: Any) -> None:
@@ -266,6 +271,7 @@ class Activations:
             try:
                 self._fetch(record, stream)
             except RuntimeError:
+                self.moved["ooms"] += 1
                 return
 
     def _drop_fetched(self) -> bool:

@@ -1,4 +1,4 @@
-"""Copies between a card and the host on two side streams, ordered by events alone: no wait of the CPU, no record_stream.
+"""Copies between a card and the host on two side streams, ordered by events alone: the CPU never waits.
 
 Why it is safe to use memory again:
 

@@ -1,0 +1,67 @@
+"""What autograd saves for the backward pass waits on the host in between; same batch, bitwise the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import CudaMagicError
+from ...render.units import bytes_text
+from ..situation import Situation
+from . import Did
+
+__all__ = ["RUNG"]
+
+LEAST = 1 << 20
+"""Bytes that the failed attempt must have taken for anything to be gained."""
+
+
+class _Activations:
+    id = "activations"
+    again = False
+    changes = False
+
+    def skip(self, s: Situation) -> str:
+        room = s.room()
+        if s.allocator is None or s.device is None or room is None:
+            return "the allocator cannot be asked"
+        if not s.fault.torch_allocator or s.request is None:
+            return "the request was not the caching allocator's"
+        recorded = s.memory.get("recorded")
+        if recorded:
+            return str(recorded)
+        if room.total < s.request:
+            return f"{bytes_text(room.total)} is free in all, and the request alone is {bytes_text(s.request)}"
+        taken = (s.need or s.request) - s.request
+        if taken < LEAST:
+            return f"the failed attempt had taken {bytes_text(taken)} before: there is little to save"
+        anyway = s.options.move_anyway
+        refused = s.allocator.moving_refused(s.device, doing="save", anyway=anyway)
+        if refused:
+            lifted = not anyway and not s.allocator.moving_refused(s.device, doing="save", anyway=True)
+            return f"{refused}; --move-anyway does it nevertheless" if lifted else refused
+        return ""
+
+    def run(self, s: Situation) -> Did:
+        assert s.allocator is not None and s.device is not None and s.request is not None
+        assert s.enter is not None and s.after is not None
+        try:
+            hooks = s.allocator.activations(s.device, s.request)
+            if hooks is None:
+                return Did("failed", "there is no autograd here")
+            s.after(lambda: _ended(hooks))
+            s.enter(hooks)
+        except (CudaMagicError, RuntimeError) as error:
+            return Did("failed", str(error).split("\n", 1)[0])
+        return Did("on", "what autograd saves waits on the host", repeat=True)
+
+
+def _ended(hooks: Any) -> tuple[str, int]:
+    """Ends the hooks; what they did in one sentence, and the out-of-memory errors that they met and went on from."""
+    hooks.off()
+    moved = hooks.moved
+    stayed = f", up to {bytes_text(hooks.most_kept)} stayed on the card" if hooks.most_kept else ""
+    went = f"{bytes_text(moved['out'])} went to the host and {bytes_text(moved['in'])} came back"
+    return f"activations: {went}{stayed}", moved["ooms"]
+
+
+RUNG = _Activations()
