@@ -98,7 +98,7 @@ CAUSES = {
     "views": (a_raw_view, "cupy holds the address"),
     "threads": (a_thread, "another thread (Thread-7 (train))"),
     "consumers": (a_consumer, "types is loaded"),
-    "compiled": (compiled, "compiled code"),
+    "compiled": (compiled, "compile"),
     "triton": (a_triton_kernel, "Triton kernel a_triton_kernel"),
     "native": (an_extension, "flash_attn may start kernels"),
 }
@@ -113,11 +113,11 @@ def test_every_row_has_a_cause_here():
 def test_a_row_forbids_with_its_reason_and_holds_or_is_lifted(process, name):
     """Seen with its reason for what it forbids, silent for the rest; --move-anyway lifts it or not, as it says."""
     cause, words = CAUSES[name]
-    for doing in (safety.MOVE, safety.PARK):
+    for doing in (safety.MOVE, safety.PARK, safety.SAVE):
         assert safety.refusals(torch, 0, doing=doing) == ""
     cause(process)
     one = row(safety.PROCESS, name)
-    for doing in (safety.MOVE, safety.PARK):
+    for doing in (safety.MOVE, safety.PARK, safety.SAVE):
         reason = safety.refusals(torch, 0, doing=doing)
         assert (words in reason) if doing in one.forbids else not reason
         anyway = safety.refusals(torch, 0, doing=doing, anyway=True)

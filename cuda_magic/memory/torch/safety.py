@@ -1,7 +1,8 @@
 """What forbids moving or parking live storages, as a table: a raw pointer may be remembered where no scan sees it.
 
-Moving (compaction) gives a storage another address; parking (spill, page) takes its memory away for a while. Rows about
-the whole process stand in `PROCESS`, rows about one storage in `STORAGE`. Each says what it forbids, what was seen to
+Moving (compaction) gives a storage another address; parking (spill, page) takes its memory away for a while;
+saving keeps on the host what autograd saves. Rows about the whole process stand in `PROCESS`, rows about one storage
+in `STORAGE`. Each says what it forbids, what was seen to
 break, and what ``--move-anyway`` does: `LIFTED` rows are passed over, `KEPT` rows hold even then.
 """
 
@@ -131,11 +132,9 @@ def _threads(p: _Process) -> str:
 def _compiled(p: _Process) -> str:
     utils = sys.modules.get("torch._dynamo.utils")
     compiled = utils is not None and utils.counters.get("stats", {}).get("unique_graphs", 0)
+    if compiled and p.doing == SAVE:
+        return "torch.compile is in use: its backward pass takes all that was saved at once"
     return "compiled code starts kernels past torch's dispatcher" if compiled else ""
-
-
-def _saves(p: _Process) -> str:
-    return "torch.compile is in use: its backward takes all that was saved at once" if _compiled(p) else ""
 
 
 def _triton(p: _Process) -> str:
@@ -159,10 +158,8 @@ PROCESS = (
     Row("threads", BOTH, LIFTED, "it may allocate between two steps of the plan, or start a kernel",
         _threads),
     Row("consumers", frozenset({PARK}), LIFTED, "a new view of a parked tensor has no memory behind it", _consumers),
-    Row("compiled", frozenset({PARK}), KEPT, "a kernel on an emptied storage loses the context (H200)",
-        _compiled),
-    Row("saves", frozenset({SAVE}), KEPT, "the compiled backward takes all that was saved at once: 512 to 417 MiB by"
-        " default, 128 to 416 with reduce-overhead (H200)", _saves),
+    Row("compiled", frozenset({PARK, SAVE}), KEPT, "a kernel on an emptied storage loses the context; saving:"
+        " 512 to 417 MiB by default, 128 to 416 with reduce-overhead (H200)", _compiled),
     Row("triton", frozenset({PARK}), KEPT, "a kernel on an emptied storage loses the context (H200)", _triton),
     Row("native", frozenset({PARK}), LIFTED, "a kernel on an emptied storage loses the context (H200)", _native),
 )  # fmt: skip
