@@ -41,11 +41,11 @@ def _freed(rung: str, before: Room | None, after: Room | None) -> int | None:
 
 
 def _try(rung: Rung, s: Situation, attempt: int) -> tuple[RungResult, Did | None]:
+    started = time.perf_counter()
     reason = s.options.excluded(rung.id) or rung.skip(s)
     if reason:
         return RungResult(rung.id, "skipped", reason, attempt=attempt), None
     before = s.room()
-    started = time.perf_counter()
     did = rung.run(s)
     seconds = time.perf_counter() - started
     freed = _freed(rung.id, before, s.room())
