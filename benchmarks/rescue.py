@@ -199,23 +199,22 @@ def main() -> None:
     pairs = [(c, w) for c in cases if c.id in names for w in WAYS if w.id in ways]
     card, began = threading.Lock(), time.perf_counter()
 
-    def go(case: Case, way: Way) -> dict[str, Any]:
+    def go(case: Case, way: Way) -> None:
         try:
-            found = one(case, way, given.practice, card, folder)
+            found = one(case, way, given.practice, card, home)
         except Exception as error:
             found = {"outcome": "not run", "why": f"{type(error).__name__}: {error}"[:300]}
         figures = {k: v for k, v in found.items() if k not in ("outcome", "lines")}
-        print(
-            f"{time.perf_counter() - began:6.1f} s  {case.id:14} {way.id:10} {found['outcome']:14} {figures}",
-            flush=True,
-        )
-        return found
+        with writing:  # each at once: a run that is cut short keeps what it found
+            print(f"{time.perf_counter() - began:6.1f} s  {case.id:14} {way.id:10} {found['outcome']:14} {figures}")
+            sys.stdout.flush()
+            kept["rows"].setdefault(case.id, {})[way.id] = found
+            file.write_text(json.dumps(kept, indent=1) + "\n")
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(given.jobs) as pool:
-        for (case, way), found in zip(pairs, pool.map(lambda pair: go(*pair), pairs), strict=True):
-            kept["rows"].setdefault(case.id, {})[way.id] = found
-            file.write_text(json.dumps(kept, indent=1) + "\n")  # each time: a run that is cut short keeps its rows
+    writing = threading.Lock()
+    with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(lambda pair: go(*pair), pairs))
     Path(given.folder, "rescue.md").write_text(markdown(kept))
     print(f"{len(pairs)} pairs in {time.perf_counter() - began:.0f} s\n" + markdown(kept))
     wrong = [c.id for c in cases if c.id in names and kept["rows"][c.id].get("guard", {}).get("right") is False]

@@ -102,6 +102,8 @@ class Case:
     alone: bool = False
     """Needs the card without other processes."""
     needs: str = ""
+    damage: str = "data lost"
+    """What it is called when `intact` does not hold."""
     note: str = ""
 
 
@@ -318,6 +320,7 @@ CASES = (
         "--checkpoint n",
         right="told",
         intact="same(grads(n), before)",
+        damage="gradients half added",
         note="the gradients are those from before the cell",
     ),
     Case(

@@ -35,7 +35,7 @@ def cell(case: Case, found: dict[str, Any] | None) -> str:
             text = f"**{text}**"
     tries = found.get("tries")
     many = "" if not isinstance(tries, int) else f"{tries} tries, " if tries != 1 else "1 try, "
-    lost = "; data lost" if found.get("intact") is False else ""
+    lost = f"; {case.damage}" if found.get("intact") is False else ""
     return f"{text} ({many}{_seconds(found.get('seconds'))}{lost})"
 
 
