@@ -6,7 +6,8 @@
 
 Each pair of a row and a way runs in a fresh kernel. Kernels start in parallel; from the first use of CUDA on only one
 of them is on the card, so the seconds are those of the cell alone. A run adds to the file that is there, so the rows
-can be run in slices. `rescue.json` has all figures, `rescue.md` the table, and ``--readme`` puts it into README.md.
+can be run in slices; ``--missing`` goes on where one was cut short. `rescue.json` has all figures, `rescue.md` the
+table, and ``--readme`` puts it into README.md.
 """
 
 from __future__ import annotations
@@ -183,6 +184,7 @@ def main() -> None:
     parser.add_argument("folder", help="where rescue.json and rescue.md are kept")
     parser.add_argument("--only", help="rows, comma separated")
     parser.add_argument("--ways", help="ways, comma separated")
+    parser.add_argument("--missing", action="store_true", help="only what the file lacks, the guard first")
     parser.add_argument("--practice", action="store_true", help="on the practice GPU")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="kernels that start at once")
     parser.add_argument("--readme", action="store_true", help="only put the table into README.md")
@@ -197,6 +199,9 @@ def main() -> None:
     ways = choose(given.ways, [w.id for w in WAYS], "way")
     kept["where"] = where(given.practice)
     pairs = [(c, w) for c in cases if c.id in names for w in WAYS if w.id in ways]
+    if given.missing:
+        pairs = [(c, w) for c, w in pairs if w.id not in kept["rows"].get(c.id, {})]
+        pairs.sort(key=lambda pair: pair[1].id != "guard")
     card, began = threading.Lock(), time.perf_counter()
 
     def go(case: Case, way: Way) -> None:
