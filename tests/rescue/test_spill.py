@@ -416,3 +416,21 @@ def test_choose_takes_enough_and_nothing_that_could_stay(sizes, missing):
     assert sum(chosen) >= min(missing, sum(sizes))
     if sum(sizes) >= missing:
         assert sum(chosen) - min(chosen) < missing
+
+
+def test_a_library_that_finds_no_room_for_its_handle(card):
+    """cuBLAS does not say how much it needs: what is idle leaves, the statement passes, and all is back."""
+    cells = card.cells
+    cells.names.update(used=card.used, cap=card.cap)
+    cells.plain(
+        "a, b = E(60), E(20)\ndef handle():\n  if cap - used() < 30 * 2**20:\n"
+        "    raise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`')\n"
+        "  return 7"
+    )
+    assert cells.guard("r = handle()") is None
+    assert cells.report.status == "rescued"
+    assert cells.rung("spill").moved_bytes == 80 * MIB
+    assert cells.names["r"] == 7
+    assert card.allocator.parked() == 0
+    assert whole(cells.names["a"], 1)
+    assert whole(cells.names["b"], 2)

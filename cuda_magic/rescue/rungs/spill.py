@@ -18,6 +18,8 @@ __all__ = ["RUNG", "choose"]
 
 SMALLEST = 1 << 20
 """Bytes: smaller storages lie in the small pool, whose segments serve requests of up to 1 MiB alone."""
+HANDLE = 256 << 20
+"""Bytes that are made free for a library that does not say what it needs for its handle and workspace."""
 PLAN = "spill plan"
 BEFORE = "spilled before"
 
@@ -49,8 +51,8 @@ class _Spill:
         room = s.room()
         if s.allocator is None or s.device is None or room is None:
             return "the heap cannot be read"
-        if not s.fault.torch_allocator or s.request is None:
-            return "the request was not the caching allocator's"
+        if s.request is None and s.fault.kind.id != "library-handle":
+            return "the size of the request is not known"
         if s.node is None and not s.roots:
             return "what the statement uses is not known"
         anyway = s.options.move_anyway
@@ -64,7 +66,7 @@ class _Spill:
         """Look for what is idle; why nothing can leave, or an empty string with the plan in the memory."""
         from ..idle import reach
 
-        assert s.allocator is not None and s.device is not None and s.request is not None
+        assert s.allocator is not None and s.device is not None
         found = reach(s.node, s.namespace, s.roots, s.shell, s.allocator)
         if found.doubt:
             return f"everything may be in use: {found.doubt}"
@@ -87,15 +89,19 @@ class _Spill:
     def run(self, s: Situation) -> Did:
         plan: list[tuple[Storage, str]] = s.memory.pop(PLAN)
         room = s.room()
-        assert s.allocator is not None and s.device is not None and s.request is not None
+        assert s.allocator is not None and s.device is not None
         assert s.enter is not None and room is not None
         try:
             there = s.allocator.park_room(s.device, s.options.park)
         except Refused as refused:
             return Did("failed", f"--park: {refused}")
-        # where enough is free in pieces, one piece of the request's size is what is missing
-        missing = max(s.need or 0, block_size(s.request)) - room.total
-        missing = missing if missing > 0 else block_size(s.request)
+        if s.fault.torch_allocator and s.request is not None:
+            # where enough is free in pieces, one piece of the request's size is what is missing
+            missing = max(s.need or 0, block_size(s.request)) - room.total
+            missing = missing if missing > 0 else block_size(s.request)
+        else:  # a library takes it from the driver; where it does not say how much, less than that may do
+            missing = max((s.request or HANDLE) - room.driver, SMALLEST)
+            missing = missing if s.request else min(missing, sum(p[0].nbytes for p in plan))
         fits, left = [], there
         for storage, name in plan:
             if storage.nbytes <= left:
@@ -113,7 +119,7 @@ class _Spill:
         try:
             parked += s.allocator.park([storage for storage, _ in order], s.options.park)
             s.allocator.empty_cache()
-            while s.enough() is False and not self._compacted(s) and rest:
+            while self._short(s) and not self._compacted(s) and rest:
                 storage, name = rest.pop(0)
                 parked += s.allocator.park([storage], s.options.park)
                 names[name] = None
@@ -127,12 +133,21 @@ class _Spill:
         # where only the free pieces are in the way, the repeat may still find room
         return Did("on", f"{bytes_text(parked)} wait on {where}{said}", repeat=s.enough() is not False, moved=parked)
 
+    def _short(self, s: Situation) -> bool:
+        """Whether more must leave."""
+        if s.request is not None:
+            return s.enough() is False
+        room = s.room()
+        return room is not None and room.driver < HANDLE
+
     def _compacted(self, s: Situation) -> bool:
         """Whether what is free in pieces could be moved together for the request."""
         from ...memory.compaction import compact
 
         room = s.room()
-        assert s.allocator is not None and s.device is not None and s.request is not None
+        assert s.allocator is not None and s.device is not None
+        if s.request is None or not s.fault.torch_allocator:
+            return False
         if room is None or room.total < max(s.need or 0, s.request):
             return False
         if s.options.excluded("compact") or s.allocator.moving_refused(s.device, anyway=s.options.move_anyway):
