@@ -60,6 +60,20 @@ class Channel:
         _, parts = self.session.feed_identities(socket.recv_multipart())
         return self.session.deserialize(parts), sum(map(len, parts[1:]))  # the signature stays on this side
 
+    def run_for(self, code: str) -> str:
+        """What a cell prints."""
+        request = self.client.execute(code)
+        text = ""
+        while (heard := self.next(30)) is not None:
+            message, _ = heard
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            if message["msg_type"] == "stream":
+                text += message["content"]["text"]
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                return text
+        raise RuntimeError("the kernel does not answer")
+
     def run(self, code: str) -> list[tuple[dict[str, Any], int]]:
         """What a cell sends of widgets until the kernel is idle again."""
         request = self.client.execute(code)

@@ -9,7 +9,7 @@ from typing import Any
 from ..panel.live import ALIVE, Panel, stop
 from ..panel.saved import HIDE
 from ..panel.watchers import Watchers
-from ..panel.wire import MIB
+from ..panel.wire import MIB, unpack
 from ..result import Result
 from .connect import Cluster
 from .feed import Feed
@@ -21,7 +21,7 @@ BUDGET = 30_000
 """Characters of values that one message to the page carries at most; what is left over goes with the next tick."""
 PAST = 12_000
 """Of these, the history that a page gets after a gap."""
-FIRST = 1.0
+FIRST = 2.0
 """Seconds to wait for the engines' first readings."""
 
 
@@ -36,6 +36,8 @@ class ClusterPanel(Panel):
         self._pending: dict[int, None] = {}
         self._told = -1
         self._plain_due = 0
+        self._whole = False
+        """Whether a reading of all engines is among the notebook's outputs."""
         super().__init__(shell, self._now_table(alert), interval, alert, watchers)
 
     @classmethod
@@ -91,8 +93,9 @@ class ClusterPanel(Panel):
             made.append({"name": "", "engines": "", "troubles": troubles, "none": ""})
         return made
 
-    def _point(self) -> list[int | None]:
-        return [value for row in self.state.rows for value in row.values[:2]]
+    def _point(self) -> Any:
+        """A point of the history, as it is packed: it is read when a page needs it."""
+        return [row.values for row in self.state.rows]
 
     # -- the thread
     def _read(self) -> None:
@@ -105,8 +108,10 @@ class ClusterPanel(Panel):
         self._history.append(self._point())
         self._pending.update(dict.fromkeys(sorted(self.state.changed)))
         self.state.changed.clear()
-        if self.saved.due and self.watchers.looking():
-            self.saved.update(self._kept())
+        complete = not self._whole and all(e.state != "waits" for e in self.state.engines.values())
+        if complete or (self.saved.due and self.watchers.looking()):
+            self._whole = self._whole or complete
+            self.saved.update(self._kept(), at_once=complete)
 
     def _send_rich(self) -> None:
         self._send_names()
@@ -126,7 +131,7 @@ class ClusterPanel(Panel):
             return
         sent = []
         for i in self._pending:
-            room -= len(repr(rows[i].values)) + 7
+            room -= len(rows[i].values) + 11
             if room < 0:
                 break
             sent.append(i)
@@ -149,9 +154,16 @@ class ClusterPanel(Panel):
 
     def _past(self) -> list[list[int | None]]:
         """As much of the history as there is room for, the newest part."""
-        width = len(repr(self._history[-1])) + 2
-        count = min(len(self._history), PAST // width)
-        return list(self._history)[len(self._history) - count :] if count > 1 else []
+        points: list[list[int | None]] = []
+        room = PAST
+        for point in reversed(self._history):
+            packed: Any = point
+            points.append([value for text in packed for value in unpack(text)[:2]])
+            room -= len(repr(points[-1])) + 2
+            if room < 0:
+                points.pop()
+                break
+        return points[::-1] if len(points) > 1 else []
 
     def _send_plain(self) -> None:
         if self._plain_due > 0:

@@ -8,6 +8,7 @@ between only the devices that changed.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from typing import Any
@@ -23,7 +24,7 @@ TOPIC = "cuda_magic"
 ALIVE = 2.0
 """Seconds after which an unchanged reading is sent as a sign of life."""
 FULL = 15.0
-"""Seconds between two messages that carry everything: what a listener missed is there again then."""
+"""Seconds between two messages that carry everything, about: what a listener missed is there again then."""
 _samplers: dict[str, Sampler] = {}
 
 
@@ -49,18 +50,21 @@ class Sampler:
         self.interval, self.alert, self.lease = interval, alert, lease
         self._number = 0
         self._cards: Any = None
-        self._values: list[list[int | None]] = []
-        self._sent_at = self._full_at = float("-inf")
+        self._values: list[str] = []
+        self._sent_at = self._full_due = float("-inf")
         self._until = time.monotonic() + lease
         self._halt = threading.Event()
         self._renewed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cuda_magic sampler", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def renew(self, again: bool = False) -> None:
         """Somebody listens; `again` asks for everything in the next message."""
         if again or time.monotonic() > self._until:
-            self._full_at = float("-inf")
+            self._full_due = float("-inf")
         self._until = time.monotonic() + self.lease
         self._renewed.set()
 
@@ -94,10 +98,11 @@ class Sampler:
         now = time.monotonic()
         values, cards = read.pop("values"), read["cards"]
         content: dict[str, Any] = {"k": self.key, "e": getattr(self.kernel, "engine_id", -1), "n": self._number + 1}
-        if now - self._full_at >= FULL or cards != self._cards:
+        if now >= self._full_due or cards != self._cards:
             content["f"] = read
             content["v"] = values
-            self._full_at = now
+            # engines that were begun together do not all send everything together
+            self._full_due = now + FULL * random.uniform(0.7, 1.3)
         else:
             changed = [i for i, row in enumerate(values) if row != self._values[i]]
             if not changed and now - self._sent_at < ALIVE:
@@ -125,6 +130,7 @@ def start(key: str, interval: float, alert: int, lease: float) -> None:
         del _samplers[one]
     control.listen(shell, _hear)
     _samplers[key] = Sampler(shell.kernel, key, interval, alert, lease)
+    _samplers[key].begin()
 
 
 def stop(key: str) -> bool:

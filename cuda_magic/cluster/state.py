@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..panel.wire import FIELDS
+from ..panel.wire import FIELDS, pack, unpack
 
 __all__ = ["Engine", "Host", "Row", "State"]
 
@@ -23,7 +23,8 @@ FOREIGN = tuple(FIRST + FIELDS.index(name) for name in ("others", "kernels", "un
 """Places in which an engine sees what the other engines hold."""
 GONE = 300.0
 """Seconds for which an engine that ended is still named on a host that has others."""
-Values = list["int | None"]
+NOTHING = "," * (FIRST - 1)
+"""The values of a device of which nothing is known."""
 
 
 @dataclass
@@ -41,7 +42,9 @@ class Engine:
     number: int = 0
     """Of its last message."""
     interval: float = 1.0
-    values: list[Values] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    """Of each of its devices, packed."""
+    cards: list[dict[str, Any]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     """The row of each of its devices."""
 
@@ -65,8 +68,11 @@ class Row:
     host: Host
     uuid: str
     card: dict[str, Any]
+    place: int
+    """Its number, which never changes."""
     seen: dict[int, int] = field(default_factory=dict)
-    values: Values = field(default_factory=lambda: [None] * FIRST)
+    values: str = NOTHING
+    """Packed (panel/wire.py): read only where several engines see the device, or a table is made."""
 
 
 class State:
@@ -88,7 +94,7 @@ class State:
         """Rows whose values are not what they were when somebody last cleared this set."""
         self.version = 0
         """Grows when a host, an engine's state, a device or a name changes."""
-        self._place: dict[int, int] = {}
+        self._by_uuid: dict[str, Row] = {}
 
     # -- what engines say
     def engine(self, number: int) -> Engine:
@@ -142,8 +148,14 @@ class State:
                     self._forget(one)
 
     # -- putting together
-    def _whole(self, one: Engine, full: dict[str, Any], values: list[Values]) -> None:
+    def _whole(self, one: Engine, full: dict[str, Any], values: list[str]) -> None:
         cards = full["cards"]
+        if one.host is not None and cards == one.cards and full["host"]["boot"] in one.host.boots:
+            one.values = values
+            for row in one.rows:
+                self._value(row)
+            return
+        one.cards = cards
         host = self._host(full["host"], {c["uuid"] for c in cards if c["uuid"]})
         if one.host is not host:
             if one.host is not None:
@@ -171,7 +183,7 @@ class State:
         same = [
             h
             for h in self.hosts
-            if said["boot"] in h.boots or any(row.host is h and row.uuid in uuids for row in self.rows)
+            if said["boot"] in h.boots or any(u in self._by_uuid and self._by_uuid[u].host is h for u in uuids)
         ]
         if not same:
             same = [Host(said["name"], {said["boot"]})]
@@ -196,12 +208,10 @@ class State:
         self.version += 1
 
     def _row(self, host: Host, card: dict[str, Any], number: int) -> Row:
-        uuid = card["uuid"] or f"no UUID {number}"
-        for row in self.rows:
-            if row.host is host and row.uuid == uuid:
-                return row
-        row = Row(host, uuid, card)
-        self._place[id(row)] = len(self.rows)
+        uuid = card["uuid"] or f"{host.name} {min(host.boots)} {number}"
+        if uuid in self._by_uuid:
+            return self._by_uuid[uuid]
+        row = self._by_uuid[uuid] = Row(host, uuid, card, len(self.rows))
         self.rows.append(row)
         self.version += 1
         return row
@@ -228,21 +238,22 @@ class State:
             return
         if values != row.values:
             row.values = values
-            self.changed.add(self._place[id(row)])
+            self.changed.add(row.place)
 
-    def _together(self, row: Row) -> Values:
+    def _together(self, row: Row) -> str:
         """What several engines say of one device: the driver's numbers of one, the memory of all."""
         first = self._primary(row)
-        values = list(first.values[row.seen[first.id]])
-        if len(values) < FIRST or values[0] is None:
-            return values
+        text = first.values[row.seen[first.id]]
+        values = unpack(text)
+        if values[0] is None:
+            return text
         values += [None] * (FIRST + len(FIELDS) - len(values))
         foreign = 0
         for one, at in row.seen.items():
             engine = self.engines[one]
             if engine is first or engine.state not in ("live", "waits"):
                 continue
-            theirs = engine.values[at]
+            theirs = unpack(engine.values[at])
             for i in OWN:
                 if i < len(theirs) and theirs[i] is not None:
                     values[i] = (values[i] or 0) + (theirs[i] or 0)
@@ -254,7 +265,7 @@ class State:
                 foreign -= taken
         while len(values) > FIRST and not values[-1]:
             values.pop()
-        return values
+        return pack(values)
 
     def names(self) -> list[str]:
         """A name for each host; machines of the same name are told apart by a number."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..panel.wire import FIELDS
+from ..panel.wire import FIELDS, unpack
 from ..render.blocks import Block, Note, Table, Text, Title
 from ..render.units import NA, amount, bytes_text
 from ..result import Result
@@ -136,7 +137,7 @@ class ClusterTable(Result):
         said: dict[tuple[str, str], list[int]] = {}
         for one in self.engines:
             if one.state in _NOT_LIVE:
-                said.setdefault((_NOT_LIVE[one.state], one.note or one.state), []).append(one.engine)
+                said.setdefault((_NOT_LIVE[one.state], one.note or "has not answered yet"), []).append(one.engine)
             elif one.note:
                 notes.append(Note("info", f"{one.host}: {one.note}"))
         for (severity, note), engines in said.items():
@@ -186,25 +187,32 @@ def _cells(d: ClusterDevice) -> list[str]:
 def table(state: State, cluster: str, alert: int, unit: int = 1) -> ClusterTable:
     """`state` as a table; its sizes are in `unit` bytes."""
     names = dict(zip(map(id, state.hosts), state.names(), strict=True))
-    devices = [_device(state, row, names[id(row.host)], unit) for host in state.hosts for row in _of(state, host)]
+    hosts = sorted(state.hosts, key=lambda host: _natural(names[id(host)]))
+    devices = [_device(state, row, names[id(host)], unit) for host in hosts for row in _of(state, host)]
     engines = []
     for one in sorted(state.engines.values(), key=lambda e: e.id):
         host = one.host
         note = one.note or (host.none if host is not None else "")
         engines.append(ClusterEngine(one.id, None if host is None else names[id(host)], one.state, note))
-    drivers = tuple((names[id(host)], host.driver) for host in state.hosts)
+    drivers = tuple((names[id(host)], host.driver) for host in hosts)
     return ClusterTable(time.time(), cluster, state.label, tuple(devices), tuple(engines), drivers, alert)
 
 
 def _of(state: State, host: Host) -> list[Row]:
-    return [row for row in state.rows if row.host is host]
+    return sorted((row for row in state.rows if row.host is host), key=lambda row: _natural(row.card["id"]))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """For sorting: node2 before node10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _device(state: State, row: Row, host: str, unit: int) -> ClusterDevice:
-    parts = [None if n is None else n * unit for n in row.values[FIRST:]]
+    values = unpack(row.values)
+    parts = [None if n is None else n * unit for n in values[FIRST:]]
     parts += [None] * (len(FIELDS) - len(parts))
     card = row.card
-    used, utilization, temperature, power = row.values[:FIRST]
+    used, utilization, temperature, power = values[:FIRST]
     alike = [r for r in _of(state, row.host) if r.card["id"] == card["id"]]
     return ClusterDevice(
         host=host,

@@ -25,6 +25,7 @@ const SORTS = [["gpu", "GPU number"], ["used", "most used"], ["util", "busiest"]
 const panels = new Map(); // key -> what all views of one panel share on this page
 const id = () => Date.now().toString(36) + Math.random().toString(36).slice(2, 12);
 const now = () => Date.now();
+const unpacked = row => (typeof row === "string" ? row.split(",").map(n => (n === "" ? null : Number(n))) : row);
 const blank = () => [null, null, null, null];
 const point = values => values.flatMap(device => device.slice(0, 2)); // what the lines are drawn from
 
@@ -108,9 +109,9 @@ function initialize({ model }) {
       if (message.i) {
         const values = (panel.values || []).slice();
         while (values.length < model.get("cards").length) values.push(blank());
-        message.i.forEach((row, k) => { values[row] = message.v[k]; });
+        message.i.forEach((row, k) => { values[row] = unpacked(message.v[k]); });
         panel.values = values;
-      } else panel.values = message.v;
+      } else panel.values = message.v.map(unpacked);
       panel.history.push(point(message.v));
       panel.history.splice(0, panel.history.length - POINTS);
       panel.seq = message.s;

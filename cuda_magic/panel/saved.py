@@ -44,9 +44,9 @@ class Saved:
         """Whether the last time is a minute ago."""
         return self._clock() - self._written >= EVERY
 
-    def update(self, table: Result) -> bool:
-        """Rewrite, if the last time is a minute ago; says whether it was done."""
-        if not self.due:
+    def update(self, table: Result, at_once: bool = False) -> bool:
+        """Rewrite, if the last time is a minute ago or `at_once`; says whether it was done."""
+        if not self.due and not at_once:
             return False
         self._written = self._clock()
         self._publish(self._bundle(table, live=True), transient={"display_id": self._id}, update=True)

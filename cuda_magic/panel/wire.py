@@ -9,7 +9,7 @@ from typing import Any
 
 from ..devices.table import MemoryTable
 
-__all__ = ["FIELDS", "MIB", "cards", "history_point", "values"]
+__all__ = ["FIELDS", "MIB", "cards", "history_point", "pack", "unpack", "values"]
 
 MIB = 1 << 20
 FIELDS = ("live", "cached", "fragmented", "context", "kernels", "others", "unattributed", "pools")
@@ -50,6 +50,16 @@ def values(table: MemoryTable, unit: int = MIB) -> list[list[int | None]]:
             row.pop()
         rows.append(row)
     return rows
+
+
+def pack(row: list[int | None]) -> str:
+    """A device's values as one text, ``81559,100,,300``: who only passes it on need not read it."""
+    return ",".join("" if value is None else str(value) for value in row)
+
+
+def unpack(text: str) -> list[int | None]:
+    """The values of `pack`."""
+    return [int(word) if word else None for word in text.split(",")]
 
 
 def history_point(now: list[list[int | None]]) -> list[int | None]:
