@@ -60,7 +60,7 @@ def host() -> dict[str, str]:
 
 
 def snapshot(alert: int = 95, unit: int = 1) -> dict[str, Any]:
-    """All devices of this engine, sizes in `unit` bytes; the values are packed (panel/wire.py)."""
+    """All devices of this engine, sizes in `unit` bytes; the values are packed and joined (panel/wire.py)."""
     from ..devices.command import once
     from ..panel import wire
 
@@ -76,7 +76,7 @@ def snapshot(alert: int = 95, unit: int = 1) -> dict[str, Any]:
         "cuda": reading.cuda_version,
         "none": "" if reading.devices else reading.status.sentence or "No GPU found.",
         "cards": [{**card, "uuid": uuid} for card, uuid in zip(wire.cards(table, unit), uuids, strict=True)],
-        "values": [wire.pack(row) for row in wire.values(table, unit)],
+        "values": wire.join([wire.pack(row) for row in wire.values(table, unit)]),
     }
 
 

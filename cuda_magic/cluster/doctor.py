@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..panel.wire import join
 from ..render.blocks import Block, Note, Table, Text, Title
 from ..render.units import NA
 from ..result import Result
@@ -188,7 +189,7 @@ def _hosts(answers: Sequence[Answer], show_private: bool) -> dict[int, str]:
         if one.ok:
             cards = [{"uuid": u, "id": str(i), "name": ""} for i, u in enumerate(one.value["uuids"])]
             full = {"host": one.value["host"], "cards": cards}
-            state.hear({"e": one.engine, "n": 1, "f": full, "v": [NOTHING for _ in cards]})
+            state.hear({"e": one.engine, "n": 1, "f": full, "v": join([NOTHING for _ in cards])})
     names = state.names() if show_private else [f"host {i + 1}" for i in range(len(state.hosts))]
     by = dict(zip(map(id, state.hosts), names, strict=True))
     return {number: by[id(e.host)] for number, e in state.engines.items()}

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from ..kernel import control
-from ..panel.wire import MIB
+from ..panel.wire import MIB, join, split
 from .agent import snapshot
 
 __all__ = ["ALIVE", "FULL", "TOPIC", "Sampler", "start", "stop"]
@@ -96,11 +96,12 @@ class Sampler:
         """One reading, sent if there is something to say."""
         read = snapshot(self.alert, MIB)
         now = time.monotonic()
-        values, cards = read.pop("values"), read["cards"]
-        content: dict[str, Any] = {"k": self.key, "e": getattr(self.kernel, "engine_id", -1), "n": self._number + 1}
+        text, cards = read.pop("values"), read["cards"]
+        values = split(text)
+        content: dict[str, Any] = {"e": getattr(self.kernel, "engine_id", -1), "n": self._number + 1}
         if now >= self._full_due or cards != self._cards:
             content["f"] = read
-            content["v"] = values
+            content["v"] = text
             # engines that were begun together do not all send everything together
             self._full_due = now + FULL * random.uniform(0.7, 1.3)
         else:
@@ -108,7 +109,9 @@ class Sampler:
             if not changed and now - self._sent_at < ALIVE:
                 return
             if changed:
-                content["i"], content["v"] = changed, [values[i] for i in changed]
+                content["v"] = join([values[i] for i in changed])
+                if len(changed) < len(values):
+                    content["i"] = changed
         self._cards, self._values = cards, values
         self._number += 1
         self._sent_at = now

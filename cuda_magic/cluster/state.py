@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..panel.wire import FIELDS, pack, unpack
+from ..panel.wire import FIELDS, pack, split, unpack
 
 __all__ = ["Engine", "Host", "Row", "State"]
 
@@ -110,16 +110,18 @@ class State:
         number = int(content["n"])
         gap = number != one.number + 1
         one.number, one.at = number, self.clock()
-        full, values = content.get("f"), content.get("v", ())
+        full, values = content.get("f"), split(content.get("v", ""))
         if full is not None:
             self._whole(one, full, values)
             gap = False
-        elif one.rows:
-            for i, row in zip(content.get("i", ()), values, strict=True):
-                one.values[i] = row
-                self._value(one.rows[i])
-        else:
+        elif not one.rows:
             gap = True
+        elif "i" in content:
+            for i, text in zip(content["i"], values, strict=True):
+                one.values[i] = text
+                self._value(one.rows[i])
+        elif values:
+            self._all(one, values)
         if one.rows or (one.host is not None and one.host.none):
             self.mark(one, "live")
         return not gap
@@ -148,12 +150,23 @@ class State:
                     self._forget(one)
 
     # -- putting together
+    def _all(self, one: Engine, values: list[str]) -> None:
+        """New values of all devices of an engine: what comes most often."""
+        if len(values) != len(one.rows):
+            raise ValueError(f"{len(values)} values for {len(one.rows)} devices")
+        one.values = values
+        for row, text in zip(one.rows, values, strict=True):
+            if len(row.seen) > 1:
+                self._value(row)
+            elif text != row.values:
+                row.values = text
+                self.changed.add(row.place)
+
     def _whole(self, one: Engine, full: dict[str, Any], values: list[str]) -> None:
         cards = full["cards"]
         if one.host is not None and cards == one.cards and full["host"]["boot"] in one.host.boots:
-            one.values = values
-            for row in one.rows:
-                self._value(row)
+            if values:
+                self._all(one, values)
             return
         one.cards = cards
         host = self._host(full["host"], {c["uuid"] for c in cards if c["uuid"]})

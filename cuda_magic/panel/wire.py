@@ -9,7 +9,7 @@ from typing import Any
 
 from ..devices.table import MemoryTable
 
-__all__ = ["FIELDS", "MIB", "cards", "history_point", "pack", "unpack", "values"]
+__all__ = ["FIELDS", "MIB", "cards", "history_point", "join", "pack", "split", "unpack", "values"]
 
 MIB = 1 << 20
 FIELDS = ("live", "cached", "fragmented", "context", "kernels", "others", "unattributed", "pools")
@@ -60,6 +60,16 @@ def pack(row: list[int | None]) -> str:
 def unpack(text: str) -> list[int | None]:
     """The values of `pack`."""
     return [int(word) if word else None for word in text.split(",")]
+
+
+def join(rows: list[str]) -> str:
+    """Packed values of several devices as one text."""
+    return ";".join(rows)
+
+
+def split(text: str) -> list[str]:
+    """The rows of `join`."""
+    return text.split(";") if text else []
 
 
 def history_point(now: list[list[int | None]]) -> list[int | None]:
