@@ -112,7 +112,7 @@ function initialize({ model }) {
         message.i.forEach((row, k) => { values[row] = unpacked(message.v[k]); });
         panel.values = values;
       } else panel.values = message.v.map(unpacked);
-      panel.history.push(point(message.v));
+      panel.history.push(point(panel.values));
       panel.history.splice(0, panel.history.length - POINTS);
       panel.seq = message.s;
     }

@@ -23,22 +23,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Real:
     """The running cluster: `file` for --cluster, `client` to talk to engines past us."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, practice: bool = True) -> None:
         import ipyparallel as ipp
 
         self.cluster = ipp.Cluster(profile_dir=str(folder), cluster_id=name, log_level=40)
         self.file = folder / "security" / f"ipcontroller-{name}-client.json"
         self.env = {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-            "CUDA_MAGIC_PRACTICE": "1",
+            "CUDA_MAGIC_PRACTICE": "1" if practice else "0",
         }
         self.cluster.start_controller_sync()
         self.client = self.cluster.connect_client_sync()
 
-    def engines(self, count: int, host: str) -> None:
+    def engines(self, count: int, host: str, **env: str) -> None:
         """Start `count` engines on a host of this name."""
         wanted = len(self.client.ids) + count
-        self.cluster.start_engines_sync(count, environment={**self.env, "CUDA_MAGIC_PRACTICE_HOST": host})
+        self.cluster.start_engines_sync(count, environment={**self.env, "CUDA_MAGIC_PRACTICE_HOST": host, **env})
         self.client.wait_for_engines(wanted, timeout=60)
 
     def on(self, engine: int, code: str):
