@@ -1,4 +1,4 @@
-"""Engines of a real ipyparallel cluster on real cards: each card once, each engine's tensors, readings while it works."""
+"""Engines of a real cluster on real cards: each card once, each engine's tensors, readings while it works."""
 
 from __future__ import annotations
 
