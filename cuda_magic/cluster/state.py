@@ -27,7 +27,7 @@ NOTHING = "," * (FIRST - 1)
 """The values of a device of which nothing is known."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Engine:
     """One engine. `state` is ``waits``, ``live``, ``late``, ``gone`` or ``failed``; `note` says more."""
 
@@ -49,7 +49,7 @@ class Engine:
     """The row of each of its devices."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Host:
     """One machine."""
 
@@ -61,7 +61,7 @@ class Host:
     """Why it has no devices."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """One device of one host; `seen` holds each engine that sees it, with the device's number there."""
 

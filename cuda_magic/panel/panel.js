@@ -499,7 +499,8 @@ function render({ model, el }) {
     panel.report();
   });
   observer.observe(el);
-  const clock = setInterval(tell, 1000);
+  const troubled = () => (model.get("hosts") || []).some(host => host.troubles.length); // their seconds go on
+  const clock = setInterval(() => (troubled() ? redraw() : tell()), 1000);
   return () => {
     clearInterval(clock);
     observer.disconnect();
