@@ -111,3 +111,7 @@ class Holding:
     def stats(self, device: int) -> Stats:
         live = self.machine.live(device)
         return Stats(live, live + (3 * GIB if live else 0), inactive_split=GIB if live else 0)
+
+    def settle(self) -> int:
+        """Nothing of it is parked."""
+        return 0
