@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-__all__ = ["Allocator", "Block", "Reserve", "Segment", "Stats", "Storage", "largest_free"]
+if TYPE_CHECKING:
+    from .compaction.rules import Rules
+
+__all__ = ["Allocator", "Block", "Reserve", "Segment", "Stats", "Storage", "Survey", "largest_free"]
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A piece of a segment, `size` in bytes.
 
     `state` is ``live``, ``pending`` (freed, still used by a stream) or ``free``.
@@ -68,7 +70,7 @@ class Stats:
 class Storage:
     """One live storage on a device. `handle` is the allocator's own object, held only as long as this record is.
 
-    `reason` is why it may not be moved, empty when it may.
+    `reason` is why it may not be moved, empty when it may. `address` is 0 where asking for it would change something.
     """
 
     key: int
@@ -97,6 +99,22 @@ class Reserve(Protocol):
     def release(self, move: bool = True) -> int:
         """Give it back; bytes that stay in it because tensors live there. With `move` they are moved out before."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What a compaction starts from: read at one moment, with the device waited for and the cache given back.
+
+    `refused` is why nothing may be moved; then the rest is empty. `free` is what the driver may still give, in bytes;
+    `stream` is where the next request will be made. Segments of streams that may have ended are left out.
+    """
+
+    refused: str
+    rules: Rules
+    segments: tuple[Segment, ...] = ()
+    storages: tuple[Storage, ...] = ()
+    free: int = 0
+    stream: int = 0
 
 
 class Allocator(Protocol):
@@ -173,8 +191,32 @@ class Allocator(Protocol):
         """
         ...
 
-    def move(self, storage: Storage) -> int:
+    def rules(self) -> Rules:
+        """The sizes that the allocator uses under its settings."""
+        ...
+
+    def survey(self, device: int, *, anyway: bool = False) -> Survey:
+        """What a compaction starts from. Waits for the device, empties the cache, moves nothing."""
+        ...
+
+    def move(self, storage: Storage, stream: int = 0) -> int:
         """Move to a new block of the same size on the same device; gives the new address."""
+        ...
+
+    def host_room(self) -> int:
+        """Bytes that the host can keep for a while."""
+        ...
+
+    def copy_out(self, storage: Storage) -> Any:
+        """A finished copy of the contents on the host; nothing else changes. Raises where the host cannot."""
+        ...
+
+    def let_go(self, storage: Storage) -> None:
+        """Give the memory back, the contents are on the host; nothing may use the storage until `copy_in`."""
+        ...
+
+    def copy_in(self, storage: Storage, copy: Any, stream: int = 0) -> int:
+        """Take memory again and bring the contents back; gives the address. Safe to call again where it failed."""
         ...
 
     def filler(self, device: int, nbytes: int, stream: int = 0) -> Any:

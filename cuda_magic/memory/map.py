@@ -204,14 +204,17 @@ def _compacted(
     refused = allocator.moving_refused(device)
     if refused:
         return None, refused
-    if any(s.expandable for s in segments):
-        return None, "segments are expandable: their pages follow other rules"
     busy = [s for s in segments if any(b.state != "free" for b in s.blocks)]
     storages = allocator.storages(device)
-    room = max(0, free - HEADROOM)
+    room, rules = max(0, free - HEADROOM), allocator.rules()
+
+    def make() -> Heap:
+        heap = Heap.of(busy, storages, room, rules)
+        heap.release()  # free pages of expandable segments
+        return heap
 
     def possible(request: int) -> bool:
-        return plan(Heap.of(busy, storages, room), request) is not None
+        return plan(make, request) is not None
 
     low = max(fits // MIB, 0)
     high = (free + sum(b.size for s in busy for b in s.blocks if b.state == "free")) // MIB

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..memory.allocator import largest_free
-from ..memory.compaction import block_size, segment_size
+from ..memory.compaction.rules import DEFAULT
 from .classify import Fault
 from .options import GuardOptions
 
@@ -143,7 +143,8 @@ class Situation:
             return None
         if not self.fault.torch_allocator:
             return room.driver >= request
-        fits = room.largest >= block_size(request) or room.driver >= segment_size(request)
+        rules = self.allocator.rules() if self.allocator is not None else DEFAULT
+        fits = room.largest >= rules.block_size(request) or room.driver >= rules.from_driver(request)
         return fits and room.total >= (self.need or request)
 
     def measure_again(self) -> None:

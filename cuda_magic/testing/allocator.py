@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..errors import Refused
-from ..memory.allocator import Reserve, Segment, Stats, Storage
+from ..memory.allocator import Reserve, Segment, Stats, Storage, Survey
+from ..memory.compaction.rules import Rules
 from .caching import Block, Caching
 from .card import GRANULE, Card
 from .errors import error
@@ -31,6 +32,10 @@ class PracticeAllocator:
         self.generator = random.Random(0)
         self.refusal = ""
         """Set by a test: why nothing may be moved."""
+        self.host = 64 << 30
+        """Bytes that the host can keep."""
+        self.stream = 0
+        """The stream that new tensors are made on."""
         self._bypassed = False
         self._storages: dict[int, weakref.ref[PracticeStorage]] = {}
         self._tensors: dict[int, weakref.ref[PracticeTensor]] = {}
@@ -60,8 +65,8 @@ class PracticeAllocator:
         self._storages[new.key] = weakref.ref(new)
         return new
 
-    def fetch(self, storage: PracticeStorage) -> None:
-        """Give `storage` memory of its own size."""
+    def fetch(self, storage: PracticeStorage, stream: int | None = None) -> None:
+        """Give `storage` memory of its own size, from the pools of `stream` (else of the current one)."""
         card = self.cards[storage.device]
         card.start()
         if not storage.nbytes:
@@ -74,7 +79,9 @@ class PracticeAllocator:
                     raise error("runtime")
                 storage.block, storage.address = None, address
             else:
-                storage.block = self.caching[storage.device].take(storage.nbytes)
+                storage.block = self.caching[storage.device].take(
+                    storage.nbytes, self.stream if stream is None else stream
+                )
                 storage.address = storage.block.address
         finally:
             self._busy = False
@@ -177,17 +184,62 @@ class PracticeAllocator:
             return "CUDA is not started"
         return "" if anyway else self.refusal
 
-    def move(self, storage: Storage) -> int:
+    def rules(self) -> Rules:
+        return self.caching[0].rules
+
+    def survey(self, device: int, *, anyway: bool = False) -> Survey:
+        """What a compaction starts from. A model's kernels need no memory: all that is free may be used."""
+        refused = self.moving_refused(device, anyway=anyway)
+        if refused:
+            return Survey(refused, self.rules())
+        self.empty_cache()
+        card, limit = self.cards[device], self.memory_limit(device)
+        free = card.free if limit is None else min(card.free, limit - self.stats(device).reserved)
+        storages = tuple(self.storages(device, anyway=anyway))
+        return Survey("", self.rules(), self.segments(device), storages, max(0, free), self.stream)
+
+    def move(self, storage: Storage, stream: int = 0) -> int:
         """As torch's ``resize_``: a new block first, then the copy, then the old block goes back."""
         mine: PracticeStorage = storage.handle
         address, block = mine.address, mine.block
-        self.fetch(mine)
+        self.fetch(mine, stream)
         self.cards[mine.device].contents.copy(address, mine.address, mine.nbytes)
         self._give_back(mine.device, address, mine.nbytes, block)
         return mine.address
 
+    def host_room(self) -> int:
+        return self.host
+
+    def copy_out(self, storage: Storage) -> Any:
+        mine: PracticeStorage = storage.handle
+        if mine.nbytes > self.host:
+            raise MemoryError("the host has no room")
+        self.host -= mine.nbytes
+        found = self.cards[mine.device].contents.read(mine.address, mine.nbytes)
+        return [(first - mine.address, end - mine.address, value) for first, end, value in found]
+
+    def let_go(self, storage: Storage) -> None:
+        mine: PracticeStorage = storage.handle
+        address, block = mine.address, mine.block
+        mine.address, mine.block = 0, None
+        self.cards[mine.device].contents.write(address, mine.nbytes, 0)  # whoever comes next may write here
+        self._give_back(mine.device, address, mine.nbytes, block)
+
+    def copy_in(self, storage: Storage, copy: Any, stream: int = 0) -> int:
+        mine: PracticeStorage = storage.handle
+        if not mine.address:
+            self.fetch(mine, stream)
+        for first, end, value in copy:
+            self.cards[mine.device].contents.write(mine.address + first, end - first, value)
+        self.host += mine.nbytes
+        return mine.address
+
     def filler(self, device: int, nbytes: int, stream: int = 0) -> Any:
-        return self._storage(nbytes, device)
+        before, self.stream = self.stream, stream
+        try:
+            return self._storage(nbytes, device)
+        finally:
+            self.stream = before
 
     def filler_address(self, filler: Any) -> int:
         return int(filler.address)

@@ -3,25 +3,24 @@
 Rules of c10/cuda/CUDACachingAllocator.cpp (torch 2.11): sizes rounded to 512 bytes; a pool for requests up to 1 MiB
 and one for larger ones; segments of 2 MiB, 20 MiB or the size rounded to 2 MiB; best fit by (size, address); a rest is
 split off when it is worth it; free neighbours merge; before an error the cache goes back to the driver and the request
-is tried once more. One stream. Replayed against the real allocator by tests/gpu/test_practice_gpu.py.
+is tried once more. Pools by stream; settings as `Rules`. Replayed against the real allocator by
+tests/gpu/test_practice_gpu.py.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..memory.allocator import Block as BlockRecord
 from ..memory.allocator import Segment as SegmentRecord
 from ..memory.allocator import Stats
-from ..memory.compaction.rules import LARGE_SEGMENT, SMALL, SMALL_SEGMENT, block_size, segment_size
+from ..memory.compaction.rules import SMALL, Rules
 from .card import Card
 from .errors import HINT, OutOfMemoryError, torch_size
 
 __all__ = ["Block", "Caching"]
-
-_SMALLEST_REST = 512
 
 
 @dataclass(eq=False)
@@ -61,6 +60,7 @@ class Pool:
     """The free blocks of one kind, in order of (size, address), and all heads of segments."""
 
     small: bool
+    stream: int = 0
     order: list[tuple[int, int]] = field(default_factory=list)
     free: dict[int, Block] = field(default_factory=dict)
     unmapped: dict[int, Block] = field(default_factory=dict)
@@ -87,23 +87,33 @@ class Caching:
         self.card = card
         self.limit: int | None = None
         """Bytes that may be reserved (the per-process memory fraction)."""
-        self.expandable = False
-        self.pools = {small: Pool(small) for small in (True, False)}
+        self.rules = Rules()
+        self.pools: dict[tuple[int, bool], Pool] = {}
         self.heads: list[Block] = []
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self.ooms = self.retries = self.device_mallocs = 0
 
+    @property
+    def expandable(self) -> bool:
+        """Whether new segments are expandable."""
+        return self.rules.expandable
+
+    @expandable.setter
+    def expandable(self, on: bool) -> None:
+        self.rules = replace(self.rules, expandable=on)
+
     # -- taking and giving
-    def take(self, requested: int) -> Block:
-        """A live block for `requested` bytes.
+    def take(self, requested: int, stream: int = 0) -> Block:
+        """A live block for `requested` bytes from the pools of `stream`.
 
         Raises
         ------
         OutOfMemoryError
             In torch's words, after the cache was given back and the request tried again.
         """
-        size = block_size(requested)
-        pool = self.pools[size <= SMALL]
+        size = self.rules.block_size(requested)
+        small = size <= SMALL
+        pool = self.pools.setdefault((stream, small), Pool(small, stream))
         block = self._fit(pool, size) or self._grow(pool, size)
         if block is None:
             self.empty_cache()
@@ -111,9 +121,8 @@ class Caching:
             block = self._grow(pool, size)
         if block is None:
             self.ooms += 1
-            raise OutOfMemoryError(self._message(segment_size(size)))
-        rest = block.size - size
-        if rest >= _SMALLEST_REST if pool.small or self.expandable else rest > SMALL:
+            raise OutOfMemoryError(self._message(self.rules.segment_size(size)))
+        if self.rules.rest(block.size, size, small):
             self._cut(block, size)
         block.live, block.requested = True, requested
         self.allocated += block.size
@@ -156,12 +165,13 @@ class Caching:
             found = block
             if not found.segment.expandable:
                 break  # an expandable one counts as large as it can become, and a later block may be nearer
-        if found is not None:
-            pool.discard(found)
+        if found is None or not self.rules.takes(found.size, size):
+            return None
+        pool.discard(found)
         return found
 
     def _grow(self, pool: Pool, size: int) -> Block | None:
-        nbytes = segment_size(size)
+        nbytes = self.rules.segment_size(size)
         if self.limit is not None and self.reserved + nbytes > self.limit:
             return None
         if self.expandable:
@@ -233,7 +243,7 @@ class Caching:
                 block = block.after
             if reach >= size:
                 return first
-        page = _page(pool)
+        page = self.rules.page(pool.small)
         length = -(-self.card.capacity * 9 // 8 // page) * page
         address = self.card.reserve(length)
         block = Block(address, length, Segment(address, length, expandable=True), pool, mapped=False)
@@ -242,7 +252,7 @@ class Caching:
         return block
 
     def _map(self, block: Block, nbytes: int) -> bool:
-        page = _page(block.pool)
+        page = self.rules.page(block.pool.small)
         nbytes = -(-nbytes // page) * page
         if not self.card.hold(nbytes):
             return False
@@ -257,7 +267,7 @@ class Caching:
         return True
 
     def _unmap(self, block: Block) -> None:
-        page, start = _page(block.pool), block.segment.address
+        page, start = self.rules.page(block.pool.small), block.segment.address
         first = start + -(-(block.address - start) // page) * page
         end = start + (block.end - start) // page * page
         if end <= first:
@@ -320,6 +330,7 @@ class Caching:
             size=sum(b.size for b in blocks),
             blocks=tuple(BlockRecord(b.address, b.size, "live" if b.live else "free", b.requested) for b in blocks),
             pool="small" if blocks[0].pool.small else "large",
+            stream=blocks[0].pool.stream,
             expandable=blocks[0].segment.expandable,
         )
 
@@ -341,7 +352,3 @@ class Caching:
 def _reach(block: Block) -> int:
     after = block.after
     return block.size + (after.size if after is not None and not after.mapped else 0)
-
-
-def _page(pool: Pool) -> int:
-    return SMALL_SEGMENT if pool.small else LARGE_SEGMENT

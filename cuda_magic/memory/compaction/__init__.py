@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from .heap import Heap
 from .plan import Plan, plan
-from .replay import Diverged, replay
-from .rules import block_size, segment_size
+from .replay import Diverged, collector_paused, replay
+from .rules import HEADROOM, UNLIMITED, Rules, block_size, segment_size
 
 if TYPE_CHECKING:
-    from ..allocator import Allocator, Storage
+    from ..allocator import Allocator, Survey
 
-__all__ = ["Outcome", "Plan", "block_size", "compact", "predict", "segment_size"]
+__all__ = ["HEADROOM", "Outcome", "Plan", "Rules", "block_size", "compact", "predict", "segment_size"]
 
-HEADROOM = 16 << 20
-"""Bytes of the driver's free memory that a plan leaves alone: kernels load lazily and need device memory (H200)."""
+TRIES = 2
+"""A plan that was stopped (something was still in use by another stream) is made anew once."""
 
 
 @dataclass(frozen=True)
@@ -35,41 +35,37 @@ class Outcome:
     moves: int = 0
     seconds: float = 0.0
     how: str = ""
+    parked: int = 0
+    """Bytes that went over the host and back."""
+    planning: float = 0.0
+    """Seconds for finding the plan."""
 
 
-def _prepare(
-    allocator: Allocator, device: int, request: int, anyway: bool
-) -> tuple[Plan | None, dict[int, Storage], str]:
-    """(plan, storages by key, why there is no plan). The storages keep memory alive: drop them before measuring."""
-    refused = allocator.moving_refused(device, anyway=anyway)
-    if refused:
-        return None, {}, refused
-    allocator.empty_cache()  # whole free segments go back to the driver, so that the model starts from what is left
-    storages = {s.key: s for s in allocator.storages(device, anyway=anyway)}
-    driver = allocator.driver_memory(device)
-    free = driver[0] if driver else 0
-    segments = allocator.segments(device)
-    limit = allocator.memory_limit(device)
-    if limit is not None:
-        free = min(free, limit - sum(s.size for s in segments))
-    if any(s.pool_id[0] > 0 for s in segments):
-        return None, {}, "a CUDA graph's pool is alive, and the graph remembers addresses"
-    if any(s.expandable for s in segments):
-        return None, {}, "segments are expandable: their pages follow other rules"
-    heap = Heap.of(segments, storages.values(), max(0, free - HEADROOM))
-    found = plan(heap, request)
-    if found is not None:
-        return found, storages, ""
-    fixed = [s for s in storages.values() if s.reason]
+def _plan(allocator: Allocator, found: Survey, request: int) -> tuple[Plan | None, str]:
+    """(plan, why there is none)."""
+    if found.refused:
+        return None, found.refused
+    rules = found.rules
+    if rules.expandable and (rules.rounds or rules.max_split < UNLIMITED):
+        return None, "expandable segments together with max_split_size_mb or roundup_power2_divisions are not planned"
+
+    def make() -> Heap:
+        return Heap.of(found.segments, found.storages, max(0, found.free), rules)
+
+    chosen = plan(make, request, stream=found.stream, host=allocator.host_room)
+    if chosen is not None:
+        return chosen, ""
+    fixed = [s for s in found.storages if s.reason]
     reason = "no arrangement of the live blocks leaves room for the request"
     if fixed:
         reason += f" ({len(fixed)} may not be moved: {fixed[0].reason})"
-    return None, {}, reason
+    return None, reason
 
 
 def predict(allocator: Allocator, device: int, request: int) -> Plan | None:
     """The plan after which `request` bytes fit on `device`, or None; moves nothing (but empties the cache)."""
-    return _prepare(allocator, device, request, False)[0]
+    with collector_paused():
+        return _plan(allocator, allocator.survey(device), request)[0]
 
 
 def compact(allocator: Allocator, device: int, request: int, *, anyway: bool = False) -> Outcome:
@@ -77,14 +73,35 @@ def compact(allocator: Allocator, device: int, request: int, *, anyway: bool = F
 
     With `anyway` also where an address may be remembered elsewhere.
     """
+    with collector_paused():
+        return _compact(allocator, device, request, anyway)
+
+
+def _compact(allocator: Allocator, device: int, request: int, anyway: bool) -> Outcome:
     started = time.perf_counter()
-    found, storages, reason = _prepare(allocator, device, request, anyway)
-    if found is None:
-        return Outcome(False, reason, seconds=time.perf_counter() - started)
-    try:
-        replay(found, allocator, device, storages)
-    except Diverged as error:
-        return Outcome(
-            False, f"stopped, all data in place: {error}", found.moved, found.moves, time.perf_counter() - started
+    outcome = Outcome(False)
+    for _ in range(TRIES):
+        found = allocator.survey(device, anyway=anyway)
+        surveyed = time.perf_counter()
+        chosen, reason = _plan(allocator, found, request)
+        now = time.perf_counter()
+        if chosen is None:
+            return Outcome(False, outcome.reason or reason, seconds=now - started, planning=now - surveyed)
+        error = None
+        try:
+            replay(chosen, allocator, device, {s.key: s for s in found.storages})
+        except Diverged as diverged:
+            error = str(diverged)
+        outcome = Outcome(
+            error is None,
+            f"stopped, all data in place: {error}" if error else "",
+            chosen.moved,
+            chosen.moves,
+            time.perf_counter() - started,
+            chosen.how,
+            chosen.parked,
+            now - surveyed,
         )
-    return Outcome(True, "", found.moved, found.moves, time.perf_counter() - started, found.how)
+        if outcome.done:
+            break
+    return outcome

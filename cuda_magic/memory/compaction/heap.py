@@ -1,208 +1,482 @@
-"""A model of the large pool, on which a plan is tried out before anything real moves.
+"""A model of the allocator's pools on one device, on which a plan is tried out before anything real moves.
 
 The steering trick that makes moves predictable: every hole is held by a filler, so when one hole is opened it is the
 only place that the allocator can choose. A move opens its target, moves one block into it, and fills what is left
-over and what was vacated, so exactly one hole is ever open.
+over and what was vacated, so exactly one hole is ever open. A pool is filled when the first block moves in it.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from .rules import SMALL, block_size
+from .rules import DEFAULT, MIN_LARGE, ROUND_LARGE, SMALL, SMALL_SEGMENT, SMALLEST, UNLIMITED, Rules
 
 if TYPE_CHECKING:
     from ..allocator import Segment, Storage
 
-__all__ = ["Heap", "Op", "Piece", "Run"]
+__all__ = ["FIXED", "HOLE", "LIVE", "Heap", "Op", "Piece", "Space", "Stretch"]
 
 ARENA_BASE = 1 << 60
 ARENA_STEP = 1 << 44
 """New segments have no address yet: the model gives the n-th the place ARENA_BASE + n * ARENA_STEP."""
 
+LIVE, FIXED, HOLE, OPEN = "live", "fixed", "hole", "open"
+
 
 class Op(NamedTuple):
-    """One real operation. kind: fill, drop, move, arena or empty; `key` names the storage of a move."""
+    """One real operation: fill, drop, move, arena, empty, park (to the host) or unpark; `key` names the storage."""
 
     kind: str
     address: int = 0
     size: int = 0
     key: int = 0
+    stream: int = 0
 
 
-@dataclass
 class Piece:
-    """A block in the model. kind: live (movable), fixed, filler or free. `need` is the size it takes elsewhere."""
+    """A block, or a hole: free memory held by the fillers at `fillers`. `need` is the size a block takes elsewhere."""
 
-    address: int
-    size: int
-    kind: str
-    key: int = 0
-    need: int = 0
+    __slots__ = ("address", "after", "before", "fillers", "key", "kind", "loose", "need", "size", "stretch")
+
+    def __init__(self, stretch: Stretch, address: int, size: int, kind: str) -> None:
+        self.stretch, self.address, self.size, self.kind = stretch, address, size, kind
+        self.key = self.need = 0
+        self.before: Piece | None = None
+        self.after: Piece | None = None
+        self.fillers: list[int] = []
+        self.loose = False
+        """Whether a part of a hole is not held, because no request has its size."""
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
 
 
-class Run(NamedTuple):
-    """A row of fillers in segment `segment`, pieces first..last-1, `size` bytes."""
+class Stretch:
+    """A segment, or a part of an expandable one that has memory behind it."""
 
-    segment: int
-    first: int
-    last: int
-    size: int
+    __slots__ = ("address", "blocks", "closed", "expandable", "first", "fixed", "least", "live", "size", "space")
+
+    def __init__(self, space: Space, address: int, size: int, expandable: bool = False) -> None:
+        self.space, self.address, self.size, self.expandable = space, address, size, expandable
+        self.first: Piece | None = None
+        self.live = self.blocks = self.fixed = 0
+        self.least = UNLIMITED
+        """No block in it needs less."""
+        self.closed = False
+        """Being emptied: no target."""
+
+    def hold(self, need: int) -> None:
+        """One live block more."""
+        self.live += need
+        self.blocks += 1
+        self.least = min(self.least, need)
+
+    def pieces(self) -> Iterator[Piece]:
+        piece = self.first
+        while piece is not None:
+            yield piece
+            piece = piece.after
 
 
-_address = attrgetter("address")
+class Space:
+    """One pool: the small or the large one of a stream. Holes that may be targets stand in order of (size, address)."""
+
+    def __init__(self, stream: int, small: bool, rules: Rules) -> None:
+        self.stream, self.small, self.rules = stream, small, rules
+        self.order: list[tuple[int, int]] = []
+        self.holes: dict[int, Piece] = {}
+        self.filled = False
+        self.least = UNLIMITED
+        """No movable block of this pool needs less: a smaller hole need not be held."""
+        self.barred = (0, 0)
+        """Addresses that are being emptied: no targets."""
+
+    def add(self, hole: Piece) -> None:
+        low, high = self.barred
+        if hole.stretch.closed or low <= hole.address < high:
+            return
+        # with expandable segments off, what is free in older ones is passed over by the allocator
+        if self.rules.expandable or not hole.stretch.expandable:
+            bisect.insort(self.order, (hole.size, hole.address))
+            self.holes[hole.address] = hole
+
+    def discard(self, hole: Piece) -> None:
+        if self.holes.pop(hole.address, None) is not None:
+            del self.order[bisect.bisect_left(self.order, (hole.size, hole.address))]
+
+    def best(self, need: int) -> Piece | None:
+        """The hole that a block of `need` bytes goes into: the smallest that is large enough."""
+        at = bisect.bisect_left(self.order, (need, 0))
+        if at == len(self.order) or not self.rules.takes(self.order[at][0], need):
+            return None
+        return self.holes[self.order[at][1]]
 
 
 class Heap:
-    """Segments of one stream's large pool, the driver's free bytes, and the operations done so far."""
+    """The pools of one device, the driver's free bytes, and the operations done so far."""
 
-    def __init__(self, segments: list[list[Piece]], driver_free: int) -> None:
-        self.segments = segments
-        self.driver_free = driver_free
+    def __init__(self, driver_free: int, rules: Rules = DEFAULT) -> None:
+        self.rules, self.driver_free = rules, driver_free
+        self.spaces: dict[tuple[int, bool], Space] = {}
+        self.stretches: list[Stretch] = []
         self.ops: list[Op] = []
-        self.moved = 0
-        self.closed: set[int] = set()
-        """Segments that are being emptied: no targets."""
+        self.moved = self.moves = 0
+        self.parked: list[tuple[int, int, Space]] = []
+        """(need, key, pool) of blocks that are on the host only."""
         self._arenas = 0
-        self._runs: dict[int, list[Run]] = {}
 
     @classmethod
-    def of(cls, segments: Iterable[Segment], storages: Iterable[Storage], driver_free: int) -> Heap:
-        """The model of the allocator's segments as they are, holes filled."""
-        movable = {s.address: s for s in storages if not s.reason}
-        rows = []
+    def of(
+        cls, segments: Iterable[Segment], storages: Iterable[Storage], driver_free: int, rules: Rules = DEFAULT
+    ) -> Heap:
+        """The model of the allocator's ordinary pools as they are."""
+        movable = {s.address: (s.key, s.nbytes) for s in storages if not s.reason}
+        heap = cls(driver_free, rules)
+        plain = not rules.divisions
         for segment in segments:
-            if segment.pool != "large" or segment.stream != 0 or segment.pool_id != (0, 0) or segment.expandable:
-                continue
-            row = []
-            for block in segment.blocks:
-                storage = movable.get(block.address)
-                if block.state == "free":
-                    row.append(Piece(block.address, block.size, "free"))
-                elif block.state == "live" and storage and block_size(storage.nbytes) <= block.size:
-                    need = block_size(storage.nbytes)
-                    row.append(Piece(block.address, block.size, "live", storage.key, need))
+            if segment.pool_id != (0, 0):
+                continue  # a graph's pool or a MemPool: a move would take a block out of it
+            space = heap.space(segment.stream, segment.pool == "small")
+            small = space.small
+            stretch = Stretch(space, segment.address, segment.size, segment.expandable)
+            heap.stretches.append(stretch)
+            target = rules.expandable or not segment.expandable
+            last: Piece | None = None
+            for address, size, state, _ in segment.blocks:
+                piece = Piece(stretch, address, size, FIXED)
+                if state == "free":
+                    piece.kind = HOLE
+                    if target:
+                        space.holes[address] = piece
                 else:
-                    row.append(Piece(block.address, block.size, "fixed"))
-            rows.append(row)
-        heap = cls(rows, driver_free)
-        heap._fill((i, p.address) for i, row in enumerate(rows) for p in row if p.kind == "free")
+                    found = movable.get(address) if state == "live" else None
+                    if found is None:
+                        stretch.fixed += 1
+                    else:
+                        key, nbytes = found
+                        need = (nbytes + 511) & -512 if plain else rules.block_size(nbytes)
+                        if nbytes <= size and (need <= SMALL) == small:
+                            piece.kind, piece.key, piece.need = LIVE, key, need
+                            stretch.hold(need)
+                        else:
+                            stretch.fixed += 1
+                if last is None:
+                    stretch.first = piece
+                else:
+                    last.after, piece.before = piece, last
+                last = piece
+            space.least = min(space.least, stretch.least)
+        for space in heap.spaces.values():
+            space.order = sorted((hole.size, address) for address, hole in space.holes.items())
         return heap
 
-    def copy(self) -> Heap:
-        """An independent copy, for trying a plan out."""
-        new = Heap([[Piece(p.address, p.size, p.kind, p.key, p.need) for p in s] for s in self.segments], 0)
-        new.driver_free, new.moved, new._arenas = self.driver_free, self.moved, self._arenas
-        new.ops = list(self.ops)
-        return new
+    def space(self, stream: int, small: bool) -> Space:
+        key = (stream, small)
+        if key not in self.spaces:
+            self.spaces[key] = Space(stream, small, self.rules)
+        return self.spaces[key]
 
-    # -- questions
-    def runs_of(self, index: int, avoid: tuple[int, int] | None = None) -> list[Run]:
-        """Rows of fillers in one segment; none that touches the addresses `avoid`."""
-        if avoid is None and index in self._runs:
-            return self._runs[index]
-        segment = self.segments[index]
-        runs = []
-        i = 0
-        while i < len(segment):
-            j, size = i, 0
-            while j < len(segment) and segment[j].kind == "filler" and not _touches(segment[j], avoid):
-                size += segment[j].size
-                j += 1
-            if size:
-                runs.append(Run(index, i, j, size))
-            i = max(j, i + 1)
-        if avoid is None:
-            self._runs[index] = runs
-        return runs
+    def bar(self, stretch: Stretch, low: int, high: int) -> None:
+        """No targets between these addresses of `stretch`."""
+        space = stretch.space
+        for hole in [p for p in stretch.pieces() if p.kind == HOLE and low <= p.address < high]:
+            space.discard(hole)
+        space.barred = (low, high)
 
-    def runs(self, avoid: tuple[int, int, int] | None = None) -> Iterator[Run]:
-        """Rows of fillers everywhere that may be targets; `avoid` is (segment, low, high)."""
-        for index, segment in enumerate(self.segments):
-            if segment and index not in self.closed:
-                yield from self.runs_of(index, avoid[1:] if avoid and avoid[0] == index else None)
+    def unbar(self, stretch: Stretch) -> None:
+        """What was barred may be a target again."""
+        space, (low, high) = stretch.space, stretch.space.barred
+        space.barred = (0, 0)
+        for hole in [p for p in stretch.pieces() if p.kind == HOLE and low <= p.address < high]:
+            space.add(hole)
 
-    def best_run(self, need: int, avoid: tuple[int, int, int] | None = None) -> Run | None:
-        """The smallest row of fillers that holds `need` bytes."""
-        return min((r for r in self.runs(avoid) if r.size >= need), key=lambda r: r.size, default=None)
+    def shut(self, stretch: Stretch) -> None:
+        """No targets in `stretch`, which is being emptied."""
+        for hole in [p for p in stretch.pieces() if p.kind == HOLE]:
+            stretch.space.discard(hole)
+        stretch.closed = True
 
-    def largest(self) -> int:
-        """Bytes of the largest row of fillers: the largest request that fits."""
-        return max((r.size for r in self.runs()), default=0)
-
-    def find(self, index: int, address: int) -> int:
-        """Position of the piece at `address` in segment `index`."""
-        return bisect.bisect_left(self.segments[index], address, key=_address)
-
-    def live_bytes(self, index: int) -> int:
-        return sum(p.need for p in self.segments[index] if p.kind == "live")
-
-    def size(self, index: int) -> int:
-        return sum(p.size for p in self.segments[index])
+    def reopen(self) -> None:
+        """Whatever was shut may hold targets again."""
+        for stretch in self.stretches:
+            if stretch.closed:
+                stretch.closed = False
+                for hole in [p for p in stretch.pieces() if p.kind == HOLE]:
+                    stretch.space.add(hole)
 
     # -- changes, each with the real operations that it stands for
-    def move(self, index: int, piece: Piece, run: Run) -> None:
-        """Move a live piece to the start of a row of fillers."""
-        target = self.segments[run.segment]
-        self._runs.pop(run.segment, None)
-        self._runs.pop(index, None)
-        address, old, need = target[run.first].address, piece.address, piece.need
-        self.ops.extend(Op("drop", p.address) for p in target[run.first : run.last])
-        size = need if run.size - need > SMALL else run.size  # the allocator splits only a rest above SMALL
-        new = [Piece(address, size, "live", piece.key, need)]
-        if run.size > size:
-            new.append(Piece(address + size, run.size - size, "free"))
-        target[run.first : run.last] = new
-        self.ops.append(Op("move", address, need, piece.key))
-        piece.kind, piece.key = "free", 0
-        self.moved += need
-        self._fill([(index, old), (run.segment, address + size)])
+    def move(self, piece: Piece, hole: Piece) -> None:
+        """Move a live piece to the start of a hole."""
+        space = hole.stretch.space
+        self._fill_all(space)
+        rest = self._place(hole, piece.key, piece.need)
+        self.ops.append(Op("move", hole.address, piece.need, piece.key, space.stream))
+        self.moved += piece.need
+        self.moves += 1
+        self._vacate(piece)
+        self._close([piece, rest] if rest is not None else [piece])
 
-    def arena(self, size: int) -> None:
-        """A new segment of `size` bytes from the driver's free memory, held by one filler."""
-        base = ARENA_BASE + self._arenas * ARENA_STEP
-        self._arenas += 1
-        self.segments.append([Piece(base, size, "filler")])
-        self.driver_free -= size
-        self.ops.append(Op("arena", base, size))
+    def park(self, piece: Piece) -> None:
+        """Let a live piece leave for the host."""
+        space = piece.stretch.space
+        self._fill_all(space)
+        self.ops.append(Op("park", piece.address, piece.need, piece.key, space.stream))
+        self.parked.append((piece.need, piece.key, space))
+        self.moved += 2 * piece.need
+        self.moves += 1
+        self._vacate(piece)
+        self._close([piece])
+
+    def unpark(self) -> bool:
+        """Bring everything back into holes of its pool, largest first; False when one finds none."""
+        for need, key, space in sorted(self.parked, key=lambda p: -p[0]):
+            hole = space.best(need)
+            if hole is None:
+                return False
+            rest = self._place(hole, key, need)
+            self.ops.append(Op("unpark", hole.address, need, key, space.stream))
+            if rest is not None:
+                self._close([rest])
+        self.parked = []
+        return True
+
+    def arena(self, space: Space, size: int) -> int:
+        """New segments of `size` bytes in all from the driver's free memory, held by fillers; gives what they took."""
+        self._fill_all(space)
+        taken = 0
+        for one, request in self.arena_sizes(space, size):
+            base = ARENA_BASE + self._arenas * ARENA_STEP
+            self._arenas += 1
+            stretch = Stretch(space, base, one, self.rules.expandable)
+            self.stretches.append(stretch)
+            stretch.first = hole = Piece(stretch, base, one, HOLE)
+            hole.fillers.append(base)
+            self.ops.append(Op("arena", base, request, 0, space.stream))
+            if one > request:
+                hole.fillers.append(base + request)
+                self.ops.append(Op("fill", base + request, one - request, 0, space.stream))
+            space.add(hole)
+            taken += one
+        self.driver_free -= taken
+        return taken
+
+    def arena_sizes(self, space: Space, size: int) -> Iterator[tuple[int, int]]:
+        """(bytes, first request) of the segments that make up `size`."""
+        rules = self.rules
+        if space.small:
+            for _ in range(size // SMALL_SEGMENT):
+                yield SMALL_SEGMENT, SMALL
+            return
+        step = rules.page(False) if rules.expandable else ROUND_LARGE
+        # a smaller one could be served from a hole that is not held
+        smallest = max(step, MIN_LARGE, space.least if space.least < UNLIMITED else 0)
+        while size >= smallest:
+            one = min(size, rules.max_split - 1) // step * step
+            if rules.rounds:
+                one = rules.request(one, False) // step * step
+            if one < smallest or rules.block_size(one) != one:
+                return
+            yield one, one
+            size -= one
 
     def release(self) -> int:
-        """Give segments that only fillers hold back to the driver; gives their bytes."""
+        """Give what only fillers hold back to the driver, by segments and pages; gives its bytes."""
         freed = 0
-        for index, segment in enumerate(self.segments):
-            if segment and all(p.kind == "filler" for p in segment):
-                self.ops.extend(Op("drop", p.address) for p in segment)
-                freed += sum(p.size for p in segment)
-                segment.clear()
-                self._runs.pop(index, None)
+        ends: list[Piece] = []
+        kept = []
+        for stretch in self.stretches:
+            first = stretch.first
+            if first is not None and first.kind == HOLE and first.after is None:
+                self._drop(first)
+                stretch.first = None
+                freed += stretch.size
+            elif stretch.expandable and any(p.kind == HOLE and p.size >= self._page(p) for p in stretch.pieces()):
+                gone, parts = self._unmap(stretch, ends)
+                stretch.first = None
+                freed += gone
+                kept += parts
+            else:
+                kept.append(stretch)
+        self.stretches = kept
         if freed:
             self.ops.append(Op("empty"))
             self.driver_free += freed
+        if ends:
+            self._close(ends)
         return freed
 
-    def _fill(self, places: Iterable[tuple[int, int]]) -> None:
-        """Fillers into the free places at (segment, address), merged with free neighbours, largest first."""
-        holes = []
-        for index, address in set(places):
-            segment = self.segments[index]
-            self._runs.pop(index, None)
-            i = bisect.bisect_right(segment, address, key=_address) - 1
-            if i < 0 or segment[i].kind != "free":
+    # -- inside
+    def _page(self, piece: Piece) -> int:
+        return self.rules.page(piece.stretch.space.small)
+
+    def _unmap(self, stretch: Stretch, ends: list[Piece]) -> tuple[int, list[Stretch]]:
+        """Whole pages without a block leave an expandable stretch, which falls into parts."""
+        page, freed = self.rules.page(stretch.space.small), 0
+        parts: list[Stretch] = []
+        base = stretch.address
+        rows: list[list[Piece]] = [[]]
+        starts = [base]
+        for piece in list(stretch.pieces()):
+            low = base + -(-(piece.address - base) // page) * page
+            high = base + (piece.end - base) // page * page
+            if piece.kind != HOLE or high <= low:
+                rows[-1].append(piece)
                 continue
-            while i and segment[i - 1].kind == "free":
-                i -= 1
-            while i + 1 < len(segment) and segment[i + 1].kind == "free":
-                segment[i].size += segment[i + 1].size
-                del segment[i + 1]
-            segment[i].kind = "filler"
-            holes.append((segment[i].size, segment[i].address))
-        # largest first: a filler can then only go into a hole of its own size
-        self.ops.extend(Op("fill", address, size) for size, address in sorted(holes, reverse=True))
+            self._drop(piece)
+            freed += high - low
+            if low > piece.address:
+                rows[-1].append(Piece(stretch, piece.address, low - piece.address, OPEN))
+                ends.append(rows[-1][-1])
+            rows.append([])
+            starts.append(high)
+            if piece.end > high:
+                rows[-1].append(Piece(stretch, high, piece.end - high, OPEN))
+                ends.append(rows[-1][-1])
+        for start, row in zip(starts, rows, strict=True):
+            if not row:
+                continue
+            part = Stretch(stretch.space, start, row[-1].end - start, True)
+            part.first = row[0]
+            before = None
+            for piece in row:
+                piece.stretch, piece.before, piece.after = part, before, None
+                if before is not None:
+                    before.after = piece
+                before = piece
+                if piece.kind == LIVE:
+                    part.hold(piece.need)
+                part.fixed += piece.kind == FIXED
+            parts.append(part)
+        return freed, parts
+
+    def _drop(self, hole: Piece) -> None:
+        """Open a hole: its fillers go."""
+        hole.stretch.space.discard(hole)
+        self.ops.extend([Op("drop", a) for a in hole.fillers])
+        hole.fillers = []
+        hole.loose = False
+
+    def _place(self, hole: Piece, key: int, need: int) -> Piece | None:
+        """A block at the start of a hole, which is opened; gives the open rest that the allocator splits off."""
+        stretch = hole.stretch
+        self._drop(hole)
+        rest = self.rules.rest(hole.size, need, stretch.space.small)
+        left: Piece | None = None
+        if rest:
+            left = Piece(stretch, hole.end - rest, rest, OPEN)
+            left.before, left.after = hole, hole.after
+            if hole.after is not None:
+                hole.after.before = left
+            hole.after = left
+            hole.size -= rest
+        hole.kind, hole.key, hole.need = LIVE, key, need
+        stretch.hold(need)
+        return left
+
+    def _vacate(self, piece: Piece) -> None:
+        piece.stretch.live -= piece.need
+        piece.stretch.blocks -= 1
+        piece.kind, piece.key, piece.need = OPEN, 0, 0
+
+    def _fill_all(self, space: Space) -> None:
+        """Hold all holes of a pool, once, before the first block moves in it."""
+        if not space.filled:
+            space.filled = True
+            self._hold(space, [h for s in self.stretches if s.space is space for h in s.pieces() if h.kind == HOLE])
+
+    def _close(self, opened: list[Piece]) -> None:
+        """Fillers into what is open, merged with its neighbours; it becomes holes."""
+        merged: dict[Space, list[Piece]] = {}
+        for piece in opened:
+            if piece.kind != OPEN:
+                continue  # already part of another one
+            for near in (piece.before, piece.after):
+                if near is not None and near.kind == HOLE and near.loose:
+                    self._drop(near)
+                    near.kind = OPEN
+            first = piece
+            while first.before is not None and first.before.kind == OPEN:
+                first = first.before
+            while first.after is not None and first.after.kind == OPEN:
+                self._swallow(first)
+            first.kind = HOLE
+            merged.setdefault(first.stretch.space, []).append(first)
+        for space, pieces in merged.items():
+            self._hold(space, pieces)
+        for pieces in merged.values():
+            for piece in pieces:
+                self._join(piece)
+
+    def _hold(self, space: Space, holes: list[Piece]) -> None:
+        """The requests that fill open holes, in the order in which the allocator serves each from the place meant."""
+        rules, small, stream = space.rules, space.small, space.stream
+        # with expandable segments off, what is free in older ones is passed over by the allocator
+        holes = [h for h in holes if rules.expandable or not h.stretch.expandable]
+        least = 0 if rules.expandable else space.least
+        if least > SMALLEST:
+            for hole in holes:
+                hole.loose = hole.size < least
+            holes = [h for h in holes if not h.loose]
+        if not rules.rounds and not rules.expandable and rules.max_split == UNLIMITED:
+            # a request of exactly a hole's size goes there; the largest first, so that nothing larger is left to choose
+            exact = [h for h in holes if (h.size <= SMALL) == small]
+            for hole in sorted(exact, key=lambda h: (-h.size, h.address)):
+                hole.fillers.append(hole.address)
+                self.ops.append(Op("fill", hole.address, hole.size, 0, stream))
+            if len(exact) == len(holes):
+                return
+            holes = [h for h in holes if (h.size <= SMALL) != small]
+        owner = {hole.address: hole for hole in holes}
+        order = sorted((hole.size, hole.address) for hole in holes)
+        while order:
+            size, address = order[-1]
+            request = rules.request(size, small)
+            if not request or size < least or not rules.takes(size, request):
+                order.pop()
+                owner[address].loose = True  # no block of this pool can be put there either
+                continue
+            at = bisect.bisect_left(order, (request, 0))
+            # the end of an expandable stretch counts as large as it can become: others are taken before it
+            inner = (i for i in range(at, len(order)) if not _grows(owner[order[i][1]], *order[i]))
+            size, address = order.pop(next(inner, at) if rules.expandable else at)
+            rest = rules.rest(size, request, small)
+            hole = owner.pop(address)
+            hole.fillers.append(address)
+            self.ops.append(Op("fill", address, request, 0, stream))
+            if rest:
+                owner[address + size - rest] = hole
+                bisect.insort(order, (rest, address + size - rest))
+
+    def _join(self, hole: Piece) -> None:
+        """A new hole and those beside it become one, which may be a target."""
+        if hole.kind != HOLE:
+            return  # already part of another one
+        space = hole.stretch.space
+        before = hole.before
+        if before is not None and before.kind == HOLE:
+            hole = before
+        space.discard(hole)
+        while hole.after is not None and hole.after.kind == HOLE:
+            space.discard(hole.after)
+            hole.fillers += hole.after.fillers
+            hole.loose = hole.loose or hole.after.loose
+            self._swallow(hole)
+        space.add(hole)
+
+    @staticmethod
+    def _swallow(piece: Piece) -> None:
+        """The next piece becomes part of this one."""
+        after = piece.after
+        assert after is not None
+        piece.size += after.size
+        after.kind = ""
+        piece.after = after.after
+        if after.after is not None:
+            after.after.before = piece
 
 
-def _touches(piece: Piece, span: tuple[int, int] | None) -> bool:
-    return span is not None and piece.address < span[1] and piece.address + piece.size > span[0]
+def _grows(hole: Piece, size: int, address: int) -> bool:
+    return hole.stretch.expandable and hole.after is None and address + size == hole.end

@@ -8,14 +8,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..allocator import Block, Segment, Stats, Storage
-from . import changes, libraries, parking, randomness, recorded, safety, scan, settings, snapshot
+from ..allocator import Segment, Stats, Storage, Survey
+from ..compaction.rules import Rules
+from . import changes, libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot
 from .reserve import Reserve
 
 __all__ = ["TorchAllocator"]
-
-_STATES = {"active_allocated": "live", "inactive": "free"}
-"""Block states of torch's memory_snapshot; every other (active_awaiting_free, active_pending_free) is pending."""
 
 
 class TorchAllocator:
@@ -95,10 +93,10 @@ class TorchAllocator:
         if not self._ready(device):
             return ()
         try:
-            raw_segments = self.torch.cuda.memory_snapshot()
+            raw_segments = snapshot.read(self.torch)["segments"]
         except RuntimeError:  # a pluggable allocator has none
             return ()
-        return tuple(_segment(raw) for raw in raw_segments if raw["device"] == device)
+        return tuple(snapshot.segment(raw) for raw in raw_segments if raw["device"] == device)
 
     def driver_memory(self, device: int) -> tuple[int, int] | None:
         if not self._ready(device):
@@ -146,18 +144,35 @@ class TorchAllocator:
             return "CUDA is not started"
         return safety.refusals(self.torch, device, doing=doing, anyway=anyway)
 
-    def move(self, storage: Storage) -> int:
-        # resize_ to its own size takes a new block, copies on the current stream and frees the old block: a move.
-        # The current stream must be the one that the segment belongs to, here the default one.
-        cuda = self.torch.cuda
-        with cuda.device(storage.device), cuda.stream(cuda.default_stream(storage.device)):
+    def rules(self) -> Rules:
+        return settings.rules(self.torch)
+
+    def survey(self, device: int, *, anyway: bool = False) -> Survey:
+        if not self._ready(device):
+            return Survey("CUDA is not started", Rules())
+        return mover.survey(self, device, anyway)
+
+    def move(self, storage: Storage, stream: int = 0) -> int:
+        with mover.current(self.torch, storage.device, stream):
+            # resize_ to its own size takes a new block, copies on the current stream and frees the old block: a move
             storage.handle.resize_(storage.handle.nbytes())
         return int(storage.handle.data_ptr())
 
+    def host_room(self) -> int:
+        return mover.host_room(self.torch)
+
+    def copy_out(self, storage: Storage) -> Any:
+        return mover.copy_out(self.torch, storage)
+
+    def let_go(self, storage: Storage) -> None:
+        storage.handle.resize_(0)
+
+    def copy_in(self, storage: Storage, copy: Any, stream: int = 0) -> int:
+        return mover.copy_in(self.torch, storage, copy, stream)
+
     def filler(self, device: int, nbytes: int, stream: int = 0) -> Any:
         torch = self.torch
-        chosen = torch.cuda.ExternalStream(stream, device=device) if stream else torch.cuda.default_stream(device)
-        with torch.cuda.stream(chosen):
+        with mover.current(torch, device, stream):
             return torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{device}")
 
     def filler_address(self, filler: Any) -> int:
@@ -247,25 +262,3 @@ class TorchAllocator:
 
     def changed(self, mark: Any) -> list[str]:
         return changes.changed(mark)
-
-
-def _segment(raw: dict[str, Any]) -> Segment:
-    blocks = []
-    address = raw["address"]
-    for block in raw["blocks"]:
-        state = _STATES.get(block["state"], "pending")
-        # releases before 2.2 give no address of a block: blocks lie one behind the other
-        at = block.get("address", address)
-        # a free block still carries the size that its last owner asked for
-        blocks.append(Block(at, block["size"], state, block.get("requested_size") if state == "live" else None))
-        address = at + block["size"]
-    return Segment(
-        device=raw["device"],
-        address=raw["address"],
-        size=raw["total_size"],
-        blocks=tuple(blocks),
-        pool=raw["segment_type"],
-        stream=raw["stream"],
-        pool_id=tuple(raw.get("segment_pool_id", (0, 0))),
-        expandable=bool(raw.get("is_expandable", False)),
-    )

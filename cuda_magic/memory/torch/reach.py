@@ -27,6 +27,7 @@ def kinds_of(base: type) -> Iterator[type]:
 
 def _watched(torch: Any) -> Iterator[tuple[type, str]]:
     """(class, name) of what else is looked for; nothing is imported for it."""
+    yield torch.cuda.Stream, "stream"
     for kind in kinds_of(torch.cuda.CUDAGraph):
         yield kind, "graph"
     rows = (("cupy.cuda.memory", "UnownedMemory", "cupy"), ("triton.runtime.jit", "JITFunction", "triton"))

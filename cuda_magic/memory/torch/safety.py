@@ -27,6 +27,7 @@ __all__ = [
     "Found",
     "Row",
     "consumers",
+    "foreign",
     "graphs_alive",
     "refusals",
     "storage",
@@ -208,11 +209,16 @@ class Found:
     """Keys of storages that cupy or numba look at."""
 
 
+def foreign(torch: Any, handle: Any) -> bool:
+    """Whether a storage's memory is not the caching allocator's alone; True where torch does not tell."""
+    standard = getattr(torch._C, "_has_Standard_Deleter", None)
+    return standard is None or not standard(handle._cdata)
+
+
 def _deleter(f: Found) -> str:
-    standard = getattr(f.torch._C, "_has_Standard_Deleter", None)
-    if standard is None:
+    if getattr(f.torch._C, "_has_Standard_Deleter", None) is None:
         return "this torch does not tell who frees a storage"
-    if standard(f.handle._cdata):
+    if not foreign(f.torch, f.handle):
         return ""
     return "its memory is not the caching allocator's alone (CUDA IPC, DLPack, or allocated uncached)"
 

@@ -9,7 +9,7 @@ from ..allocator import Storage
 from . import safety
 from .reach import reach
 
-__all__ = ["owners", "storages", "tensors"]
+__all__ = ["owners", "storages", "storages_of", "tensors"]
 
 
 def tensors(torch: Any) -> Iterator[Any]:
@@ -48,6 +48,19 @@ def owners(torch: Any) -> Iterator[tuple[Any, int, int, int]]:
 def storages(torch: Any, device: int, *, doing: str = safety.MOVE, anyway: bool = False) -> list[Storage]:
     """Each reachable storage of `device` once, with the reason where it may not be moved (or parked)."""
     reached, others = reach(torch)
+    return storages_of(torch, device, reached, others, doing=doing, anyway=anyway)
+
+
+def storages_of(
+    torch: Any,
+    device: int,
+    reached: list[Any],
+    others: dict[str, list[Any]],
+    *,
+    doing: str = safety.MOVE,
+    anyway: bool = False,
+) -> list[Storage]:
+    """The same from what `reach` gave."""
     consumers, viewed = bool(safety.consumers()), safety.viewed(torch, others)
     found: dict[int, Storage] = {}
     read = _read(torch)
@@ -56,15 +69,17 @@ def storages(torch: Any, device: int, *, doing: str = safety.MOVE, anyway: bool 
             if tensor.device.index != device:
                 continue
             handle = read(tensor)
-            key, address = handle._cdata, handle.data_ptr()
+            key, nbytes = handle._cdata, handle.nbytes()
         except (RuntimeError, NotImplementedError):
             continue
         known = found.get(key)
-        if not address or (known is not None and (known.reason or not consumers)):
+        if not nbytes or (known is not None and (known.reason or not consumers)):
             continue
         seen = safety.Found(torch, handle, tensor, consumers, viewed)
         reason = safety.storage(seen, doing=doing, anyway=anyway)
-        found[key] = Storage(key, device, address, handle.nbytes(), handle, reason)
+        # the address of a copy-on-write clone is not asked for: that alone would copy it
+        address = 0 if reason and safety.foreign(torch, handle) else handle.data_ptr()
+        found[key] = Storage(key, device, address, nbytes, handle, reason)
     return list(found.values())
 
 

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from ...errors import Refused
+from ..compaction.rules import MIB, UNLIMITED, Rules
+from . import snapshot
 
-__all__ = ["expandable", "live", "uncached", "with_expandable"]
+__all__ = ["expandable", "live", "rules", "rules_of", "uncached", "with_expandable"]
 
 
 def live(torch: Any) -> dict[str, Any]:
     """The allocator's settings as it uses them; empty where it does not tell (cudaMallocAsync, pluggable)."""
     try:
-        snapshot = torch.cuda.memory._snapshot()
+        return dict(snapshot.read(torch).get("allocator_settings", {}))
     except (AttributeError, RuntimeError):
         return {}
-    return dict(snapshot.get("allocator_settings", {}))
+
+
+def rules(torch: Any) -> Rules:
+    """The allocator's sizes under the settings in force."""
+    return rules_of(live(torch))
+
+
+def rules_of(found: Mapping[str, Any]) -> Rules:
+    """The same from ``allocator_settings`` of torch's snapshot.
+
+    Two settings do not stand there: max_non_split_rounding_mb and large_segment_size_mb (torch 2.11) are read from the
+    text of the configuration.
+    """
+    split = int(found.get("max_split_size", -1))
+    written = {}
+    for option in _options(str(found.get("PYTORCH_CUDA_ALLOC_CONF", "") or "")):
+        name, _, value = option.partition(":")
+        if value.strip().isdigit():
+            written[name.strip()] = int(value) * MIB
+    divisions = found.get("roundup_power2_divisions") or {}
+    powers = sorted((int(size), int(parts)) for size, parts in dict(divisions).items())
+    large = written.get("large_segment_size_mb", Rules().large_segment)
+    return Rules(
+        max_split=split if 0 < split < UNLIMITED else UNLIMITED,
+        non_split_rounding=written.get("max_non_split_rounding_mb", large),
+        divisions=tuple(parts for _, parts in powers) if any(parts > 1 for _, parts in powers) else (),
+        large_segment=large,
+        expandable=bool(found.get("expandable_segments", False)),
+    )
 
 
 def expandable(torch: Any) -> bool | None:

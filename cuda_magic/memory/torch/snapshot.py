@@ -1,4 +1,4 @@
-"""torch's own memory snapshot as a file, for the viewer at pytorch.org/memory_viz."""
+"""torch's own memory snapshot: read as our records, and written as a file for the viewer at pytorch.org/memory_viz."""
 
 from __future__ import annotations
 
@@ -6,8 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import Refused
+from ..allocator import Block, Segment
 
-__all__ = ["dump"]
+__all__ = ["dump", "read", "segment"]
+
+_STATES = {"active_allocated": "live", "inactive": "free"}
+"""Block states of torch's memory_snapshot; every other (active_awaiting_free, active_pending_free) is pending."""
+
+
+def read(torch: Any) -> dict[str, Any]:
+    """The snapshot, without recorded traces where torch can leave them out: ``segments``, ``allocator_settings``.
+
+    Raises
+    ------
+    RuntimeError
+        If the allocator in use has none.
+    """
+    known = getattr(torch.cuda.memory.memory_snapshot, "__code__", None)
+    if known is not None and "include_traces" in known.co_varnames:  # a recent torch can leave them out
+        return dict(torch._C._cuda_memorySnapshot((0, 0, False)))
+    return dict(torch.cuda.memory._snapshot())
 
 
 def dump(torch: Any, path: Path) -> int:
@@ -26,3 +44,26 @@ def dump(torch: Any, path: Path) -> int:
     except RuntimeError as error:
         raise Refused(f"the allocator in use gives no snapshot: {str(error).splitlines()[0]}") from None
     return path.stat().st_size
+
+
+def segment(raw: dict[str, Any]) -> Segment:
+    """One segment of torch's snapshot as our record."""
+    blocks = []
+    address = raw["address"]
+    for block in raw["blocks"]:
+        state = _STATES.get(block["state"], "pending")
+        # releases before 2.2 give no address of a block: blocks lie one behind the other
+        at = block.get("address", address)
+        # a free block still carries the size that its last owner asked for
+        blocks.append(Block(at, block["size"], state, block.get("requested_size") if state == "live" else None))
+        address = at + block["size"]
+    return Segment(
+        device=raw["device"],
+        address=raw["address"],
+        size=raw["total_size"],
+        blocks=tuple(blocks),
+        pool=raw["segment_type"],
+        stream=raw["stream"],
+        pool_id=tuple(raw.get("segment_pool_id", (0, 0))),
+        expandable=bool(raw.get("is_expandable", False)),
+    )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...render.units import bytes_text
 from ..situation import Situation
 from . import Did
+
+if TYPE_CHECKING:
+    from ...memory.compaction import Outcome
 
 __all__ = ["RUNG"]
 
@@ -41,8 +46,15 @@ class _Compact:
         for size in sizes:
             outcome = compact(s.allocator, s.device, size, anyway=s.options.move_anyway)
             if outcome.done:
-                return Did(reason=f"moved {bytes_text(outcome.moved)} on the card", repeat=True, moved=outcome.moved)
+                return Did(reason=_said(outcome), repeat=True, moved=outcome.moved)
         return Did("failed", outcome.reason, moved=outcome.moved)
+
+
+def _said(outcome: Outcome) -> str:
+    over = outcome.parked
+    card = f"moved {bytes_text(outcome.moved - 2 * over)} on the card" if outcome.moved > 2 * over else ""
+    host = f"{bytes_text(over)} went over the host and back" if over else ""
+    return ", ".join(part for part in (card, host) if part) or "nothing had to move"
 
 
 RUNG = _Compact()

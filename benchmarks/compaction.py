@@ -1,0 +1,112 @@
+"""How long planning a compaction takes, on heaps of the practice GPU: no card is needed.
+
+    python benchmarks/compaction.py [BLOCKS]
+
+Prints one line a heap and writes benchmarks/results/compaction.json when run as given (20,000 blocks).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cuda_magic.memory.compaction import Rules
+from cuda_magic.memory.compaction.heap import Heap
+from cuda_magic.memory.compaction.plan import plan
+from cuda_magic.memory.compaction.replay import collector_paused
+from cuda_magic.testing import gpu
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def card(gib: int) -> Any:
+    """A practice card of `gib` GiB with nothing on it."""
+    one = gpu((f"{gib} GiB",), force=True)
+    one.allocator.cards[0].reserved = one.allocator.cards[0].context_size = 0
+    one.allocator.cards[0].start()
+    return one
+
+
+def strewn(blocks: int) -> tuple[Any, list[Any], int]:
+    """One segment of 1.5 MiB blocks, every second one freed: half of it is free, in pieces of 1.5 MiB."""
+    one = card(80)
+    one.limit(3 * MIB // 2 * blocks * 2)
+    whole = one.empty(3 * MIB // 2 * blocks * 2)
+    del whole
+    made = [one.empty(3 * MIB // 2) for _ in range(2 * blocks)]
+    return one, made[::2], 2 * GIB
+
+
+def rounding(blocks: int) -> tuple[Any, list[Any], int]:
+    """Blocks of 7 MiB, two to a segment of 20 MiB, 80 MiB free: 6 MiB of each segment is lost."""
+    one = card(400)
+    one.limit(20 * MIB * (blocks // 2) + 80 * MIB)
+    return one, [one.empty(7 * MIB) for _ in range(blocks)], GIB
+
+
+def random_sizes(blocks: int) -> tuple[Any, list[Any], int]:
+    """Sizes from 1 to 64 MiB in segments of all kinds, half of them freed at random."""
+    draw = random.Random(1)
+    one = card(900)
+    live = [one.empty(int(2 ** draw.uniform(20.1, 26))) for _ in range(2 * blocks)]
+    draw.shuffle(live)
+    del live[blocks:]
+    one.empty_cache()
+    stats = one.allocator.stats(0)
+    one.limit(stats.reserved + 64 * MIB)
+    return one, live, int(0.2 * stats.cached)
+
+
+def small(blocks: int) -> tuple[Any, list[Any], int]:
+    """Blocks of 100 to 600 KiB in segments of 2 MiB, three of four freed."""
+    draw = random.Random(1)
+    one = card(40)
+    live = [one.empty(draw.randint(100_000, 600_000)) for _ in range(4 * blocks)]
+    live = [t for t in live if draw.random() < 0.25]
+    one.empty_cache()
+    one.limit(one.allocator.stats(0).reserved + 64 * MIB)
+    return one, live, GIB
+
+
+def main(blocks: int) -> dict[str, Any]:
+    """Plans for each heap, the median of five."""
+    results: dict[str, Any] = {}
+    for build in (strewn, rounding, random_sizes, small):
+        one, live, request = build(blocks)
+        found = one.allocator.survey(0)
+
+        def make(found: Any = found) -> Heap:
+            return Heap.of(found.segments, found.storages, found.free, Rules())
+
+        times = []
+        gc.collect()
+        for _ in range(5):
+            with collector_paused():  # as compaction does
+                started = time.process_time()
+                chosen = plan(make, request)
+                times.append(time.process_time() - started)
+        results[build.__name__] = {
+            "blocks": len(live),
+            "plan": chosen.how if chosen else None,
+            "moves": chosen.moves if chosen else 0,
+            "operations": len(chosen.ops) if chosen else 0,
+            "seconds": round(statistics.median(times), 4),
+        }
+        print(build.__name__, results[build.__name__])
+    return results
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+    done = main(count)
+    if len(sys.argv) == 1:
+        where = {"processor": platform.processor() or platform.machine(), "python": platform.python_version()}
+        path = Path(__file__).parent / "results" / "compaction.json"
+        path.write_text(json.dumps({"where": where, "planning": done}, indent=1) + "\n")

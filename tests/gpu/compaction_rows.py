@@ -1,0 +1,137 @@
+"""Child process: what may not be moved, one row a run, in the middle of a heap that compaction wants to pack.
+
+Prints JSON: the reason, whether it moved, and the same with --move-anyway.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import threading
+
+import torch
+
+from cuda_magic.memory.compaction import compact
+from cuda_magic.memory.torch import allocator
+
+MIB = 1 << 20
+TOTAL = torch.cuda.get_device_properties(0).total_memory
+KEPT: list[object] = []
+
+
+def plain(tensor: torch.Tensor) -> None:
+    """Nothing in the way."""
+
+
+def dlpack(tensor: torch.Tensor) -> None:
+    sys.modules.setdefault("jax", type(sys)("jax"))  # asked only where a consumer is loaded
+    KEPT.append(torch.utils.dlpack.to_dlpack(tensor))
+
+
+def ipc(tensor: torch.Tensor) -> None:
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    KEPT.append(reduce_tensor(tensor))
+
+
+def cow(tensor: torch.Tensor) -> None:
+    KEPT.append(torch._lazy_clone(tensor))
+
+
+def graph(tensor: torch.Tensor) -> None:
+    captured = torch.cuda.CUDAGraph()
+    warm = torch.cuda.Stream()
+    with torch.cuda.stream(warm):
+        tensor[:8] + 1
+    torch.cuda.synchronize()
+    with torch.cuda.graph(captured):
+        KEPT.append(tensor[:8] + 1)
+    KEPT.append(captured)
+
+
+def pool(tensor: torch.Tensor) -> None:
+    mine = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(mine):
+        inside = torch.full((16 * MIB,), 9, dtype=torch.uint8, device="cuda")
+    KEPT.extend([mine, inside])
+
+
+def uncached(tensor: torch.Tensor) -> None:
+    torch.cuda.caching_allocator_enable(False)
+    KEPT.append(torch.full((16 * MIB,), 9, dtype=torch.uint8, device="cuda"))
+    torch.cuda.caching_allocator_enable(True)
+
+
+def thread(tensor: torch.Tensor) -> None:
+    stop, started = threading.Event(), threading.Event()
+
+    def training() -> None:
+        started.set()
+        stop.wait()
+
+    threading.Thread(target=training, name="training", daemon=True).start()
+    started.wait()
+
+
+def group(tensor: torch.Tensor) -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.get_world_size = lambda *a: 2  # one process cannot be two ranks
+
+
+def work(tensor: torch.Tensor) -> None:
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(200_000_000)
+        tensor.add_(1)
+        tensor.sub_(1)
+    tensor.record_stream(other)
+
+
+def main(name: str) -> None:
+    torch.cuda.init()
+    whole = torch.empty(640 * MIB, dtype=torch.uint8, device="cuda")
+    del whole
+    blocks = [torch.empty(16 * MIB, dtype=torch.uint8, device="cuda") for _ in range(40)]
+    for i, tensor in enumerate(blocks):
+        tensor.fill_(i + 1)
+    live = blocks[::2]
+    del blocks, tensor
+    middle = live[10]
+    globals()[name](middle)
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / TOTAL)
+    own = allocator()
+    free = 320  # all that is free: it fits only if the one in the middle moves too
+    pools = {id(t): t.data_ptr() for t in KEPT if isinstance(t, torch.Tensor) and name != "cow"}
+    figures: dict[str, object] = {"row": name}
+    for anyway in (False, True):
+        before = {i: t.data_ptr() for i, t in enumerate(live) if name != "cow" or i != 10}
+        refused = own.moving_refused(0, anyway=anyway)
+        key = middle.untyped_storage()._cdata
+        mine = [s for s in own.storages(0, anyway=anyway) if s.key == key]
+        reason = mine[0].reason if mine else "not seen"
+        del mine
+        outcome = compact(own, 0, (300 if not anyway else free) * MIB, anyway=anyway)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        intact = all(bool((t == 2 * i + 1).all()) for i, t in enumerate(live))
+        kept = all(t.data_ptr() == pools[id(t)] for t in KEPT if id(t) in pools and t.numel() > 8)
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / TOTAL)
+        figures["anyway" if anyway else "plain"] = {
+            "refused": refused,
+            "reason": reason,
+            "done": outcome.done,
+            "how": outcome.how,
+            "said": outcome.reason,
+            "middle moved": 10 in before and middle.data_ptr() != before[10],
+            "moved": sum(live[i].data_ptr() != address for i, address in before.items()),
+            "intact": intact,
+            "the others stayed": kept,
+        }
+    print(json.dumps(figures))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
