@@ -22,7 +22,7 @@ def read(torch: Any) -> dict[str, Any]:
     RuntimeError
         If the allocator in use has none.
     """
-    known = getattr(torch.cuda.memory.memory_snapshot, "__code__", None)
+    known = getattr(getattr(torch.cuda.memory, "memory_snapshot", None), "__code__", None)
     if known is not None and "include_traces" in known.co_varnames:  # a recent torch can leave them out
         return dict(torch._C._cuda_memorySnapshot((0, 0, False)))
     return dict(torch.cuda.memory._snapshot())
