@@ -46,7 +46,7 @@ def main() -> None:
     )
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium and not subprocess.run([python, "-c", "import playwright, jupyterlab"], capture_output=True).returncode:
-        run("browser", python, "-m", "pytest", "-q", "-m", "browser")
+        run("browser", python, "-m", "pytest", "-q", "-n", "2", "-m", "browser", "tests/browser")
     elif os.environ.get("NO_SKIPS"):
         sys.exit("browser tests cannot run: Chromium, Playwright or JupyterLab is missing")
     else:

@@ -42,7 +42,7 @@ def test_the_mistake_in_readme_is_the_real_answer(loaded, monkeypatch):
 
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     text = (ROOT / "README.md").read_text()
-    line, answer = re.search(r"^%cuda_env (PYTORCH\S+)\n(\w+Error: .+)$", text, re.MULTILINE).groups()
+    line, answer = re.search(r"^%cuda_env (PYTORCH\S+)\n```\n```text\n(\w+Error: .+)$", text, re.MULTILINE).groups()
     with pytest.raises(CudaMagicError) as caught:
         loaded.run_line_magic("cuda_env", line)
     assert f"{type(caught.value).__name__}: {caught.value}" == answer

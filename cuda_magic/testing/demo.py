@@ -3,6 +3,7 @@
 On the GPU where CUDA works, else on the practice GPU. The kernel is this very interpreter, whether or not a kernelspec
 is installed for it. ``--save NOTEBOOK ...`` runs on the practice GPU and puts the outputs into the notebooks,
 free of what differs from run to run: that is how the outputs which the tests compare are made.
+``--recorded FOLDER NOTEBOOK ...`` runs on the real card and writes what it showed to `FOLDER`, card and releases named.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["execute", "main", "save", "to_html", "verdict"]
+from ..errors import Missing
 
-_USAGE = "usage: python -m cuda_magic.testing.demo NOTEBOOK.ipynb | --save NOTEBOOK.ipynb ..."
+__all__ = ["clean", "execute", "main", "save", "to_html", "verdict"]
+
+_USAGE = (
+    "usage: python -m cuda_magic.testing.demo NOTEBOOK.ipynb | --save NOTEBOOK.ipynb ... | --recorded FOLDER "
+    "NOTEBOOK.ipynb ..."
+)
 
 
 def execute(notebook: Any, folder: Path, timeout: int = 300) -> Any:
@@ -84,30 +90,40 @@ def save(path: Path) -> None:
 
     os.environ["CUDA_MAGIC_PRACTICE"] = "1"
     notebook = nbformat.read(path, as_version=4)
-    execute(notebook, path.parent)
+    nbformat.write(clean(execute(notebook, path.parent)), path)
+
+
+def clean(notebook: Any) -> Any:
+    """The executed notebook without what names this machine: folders in tracebacks, its kernel's name and release."""
+    from nbformat import from_dict
+
     root = f"{Path(__file__).resolve().parent.parent.parent}{os.sep}"
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             if output.output_type == "error":
                 output.traceback = [line.replace(root, "") for line in output.traceback]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
-    nbformat.write(notebook, path)
+    notebook.metadata = from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
+    return notebook
 
 
 def main(words: Sequence[str]) -> int:
     """Run the notebook named in `words`; gives the exit code."""
     try:
         import ipykernel  # noqa: F401, TID251 - only asked whether it is there
-        import nbconvert  # noqa: F401
         import nbformat
         from nbclient.exceptions import CellExecutionError
+
+        if not {"--save", "--recorded"} & set(words):
+            import nbconvert  # noqa: F401 - for the page
     except ImportError as error:
         print(f"running a notebook needs {error.name}: pip install ipykernel nbclient nbconvert", file=sys.stderr)
         return 1
-    saving = "--save" in words
-    paths = [Path(word) for word in words if word != "--save"]
-    if not paths or (len(paths) > 1 and not saving) or not all(path.is_file() for path in paths):
+    saving, recording = "--save" in words, "--recorded" in words
+    paths = [Path(word) for word in words if word not in ("--save", "--recorded")]
+    folder = paths.pop(0) if recording and paths else None
+    alone = not (saving or recording)
+    if not paths or (saving and recording) or (len(paths) > 1 and alone) or not all(path.is_file() for path in paths):
         print(_USAGE, file=sys.stderr)
         return 64
     try:
@@ -116,12 +132,22 @@ def main(words: Sequence[str]) -> int:
                 save(path)
                 print(f"Saved the outputs of {path}")
             return 0
+        if folder is not None:
+            from .recorded import card_and_releases, record
+
+            seen = card_and_releases()
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                done = record(nbformat.read(path, as_version=4), path.parent, seen)
+                nbformat.write(done, folder / path.name)
+                print(f"Recorded {folder / path.name}", flush=True)
+            return 0
         path = paths[0]
         notebook = nbformat.read(path, as_version=4)
         code = sum(cell.cell_type == "code" for cell in notebook.cells)
         print(f"Running {path} ({code} code cells) ...", flush=True)
         execute(notebook, path.parent)
-    except CellExecutionError as error:
+    except (CellExecutionError, Missing) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     said = verdict(notebook)

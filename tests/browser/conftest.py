@@ -48,18 +48,40 @@ def chromium():
         yield one.new_context()
 
 
+@pytest.fixture(scope="session")
+def tabs():
+    """The one tab of each JupyterLab that tests go on using."""
+    return {}
+
+
 @pytest.fixture
-def open_page(chromium):
-    """``open_page(server, name, cells, size=...)``: a new notebook in a tab of its own, its kernel ended afterwards."""
-    pages = []
+def open_page(request, chromium, tabs):
+    """``open_page(server, name, cells, size=...)``: a notebook in a tab, its kernel ended afterwards.
+
+    JupyterLab's tab is used again by the next test, with the notebook before closed: not after a failure, nor if the
+    test closed it.
+    """
+    used = []
 
     def opened(server, name, cells, **options):
         server.notebook(name, cells)
-        pages.append(Page(chromium, server, name, **options))
-        return pages[-1]
+        page = tabs.pop(server, None)
+        if page is not None:
+            page.show(name, **options)
+        else:
+            page = Page(chromium, server, name, **options)
+        used.append(page)
+        return page
 
+    failures = request.session.testsfailed
     yield opened
-    for page in pages:
-        page.close()
-    for server in {page.server for page in pages}:
+    for page in used:
+        server = page.server
+        well = request.session.testsfailed == failures and not page.page.is_closed()
+        if well and server.app == "lab" and server not in tabs:
+            page.leave()
+            tabs[server] = page
+        else:
+            page.close()
+    for server in {page.server for page in used}:
         server.stop_kernels()

@@ -208,11 +208,34 @@ class Page:
         self.sent: list[tuple[float, bytes]] = []
         self.console: list[tuple[str, str]] = []
         self.page = where.new_page()
-        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+        self._size(size)
         self.page.on("websocket", self._listen)
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.console.append(("pageerror", str(error)[:300])))
         self.goto()
+
+    def _size(self, size: tuple[int, int]) -> None:
+        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+
+    def show(self, name: str, size: tuple[int, int] = (1200, 900)) -> None:
+        """Another notebook in the same tab of JupyterLab, which spares the seconds that the application takes to load.
+
+        What the notebook before left behind is gone: its tab, other tabs, frames, messages of the console, size.
+        """
+        self.name = name
+        self._size(size)
+        self.leave()
+        for kept in (self.received, self.sent, self.console):
+            kept.clear()
+        self.js("path => {window.jupyterapp.commands.execute('docmanager:open', {path});}", name)
+        self.ready()
+
+    def leave(self) -> None:
+        """Close every tab of JupyterLab without asking, and be a visible page again."""
+        self.js(
+            "() => {delete document.visibilityState;"
+            " for (const w of [...window.jupyterapp.shell.widgets('main')]) {w.dispose();}}"
+        )
 
     def _listen(self, socket: Any) -> None:
         if "/channels" in socket.url:

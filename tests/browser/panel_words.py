@@ -48,3 +48,8 @@ def sent_in(page, server, seconds):
     before = told(server)[0]
     page.sleep(seconds)
     return told(server)[0] - before
+
+
+def silent(page, server, seconds):
+    """Whether the messages stop (soon: a busy machine takes a moment), and none comes in `seconds` afterwards."""
+    return bool(page.until(lambda: sent_in(page, server, 0.4) == 0, 5)) and sent_in(page, server, seconds) == 0

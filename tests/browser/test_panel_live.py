@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from browser.harness import FIND, FLAGS, Page, chromium_path, free_port, serve
-from browser.panel_words import APPS, HOSTILE, data, rows, sent_in, setup, told
+from browser.panel_words import APPS, HOSTILE, data, rows, sent_in, setup, silent, told
 
 
 @APPS
@@ -72,8 +72,7 @@ def test_no_message_when_nobody_looks(app, request, open_page):
         (lambda: page.scroll(True), lambda: page.scroll(False)),
     ):
         away()
-        page.sleep(0.4)
-        assert sent_in(page, server, 1.5) == 0
+        assert silent(page, server, 1.5)
         before = told(server)[0]
         back()
         assert page.until(lambda before=before: told(server)[0] > before, 0.6, 0.02)
@@ -81,16 +80,14 @@ def test_no_message_when_nobody_looks(app, request, open_page):
         assert int(data(page, "points")) > 10  # the history that was missed is there
     collapse = f"hidden => {{{FIND}.content.widgets[1].outputHidden = hidden;}}"
     page.js(collapse, True)
-    page.sleep(0.4)
-    assert sent_in(page, server, 1.2) == 0
+    assert silent(page, server, 1.2)
     page.js(collapse, False)
     page.sleep(0.5)
     assert sent_in(page, server, 1) >= 2
     if app == "lab":  # another tab of JupyterLab in front
         page.js("() => {window.jupyterapp.commands.execute('launcher:create');}")
         assert page.until(lambda: page.has(".jp-Launcher"), 5)
-        page.sleep(0.4)
-        assert sent_in(page, server, 1.2) == 0
+        assert silent(page, server, 1.2)
         page.js(f"() => {{window.jupyterapp.shell.activateById({FIND}.id);}}")
         page.sleep(0.5)
         assert sent_in(page, server, 1) >= 2
@@ -98,13 +95,12 @@ def test_no_message_when_nobody_looks(app, request, open_page):
         page.js(f"() => {{{FIND}.content.activeCellIndex = 1;}}")
         page.command("notebook:clear-cell-output")
         assert page.until(lambda: not page.has(".cmg"), 5)
-        page.sleep(0.4)
-        assert sent_in(page, server, 1.2) == 0
+        assert silent(page, server, 1.2)
         return
     page.page.close()
-    time.sleep(0.5)
+    time.sleep(1)
     before, memory = told(server)[0], server.memory()
-    time.sleep(2)
+    time.sleep(1.5)
     assert told(server)[0] == before
     assert server.memory() - memory < 4 << 20
 
@@ -115,8 +111,7 @@ def test_nothing_changed_nothing_sent_and_the_panel_stays_live(lab, open_page):
     page.execute(0)
     page.run(1)
     assert page.until(lambda: page.has(".cmg-row"), 8)
-    page.sleep(0.5)
-    assert sent_in(page, lab, 6.5) == 0
+    assert silent(page, lab, 6.5)
     assert data(page, "state") == "live"
     idle = lab.api("/api/kernels")[0]["last_activity"]
     page.sleep(2.5)  # beats and answers go on
@@ -174,6 +169,7 @@ def test_a_saved_notebook_keeps_the_last_reading(lab, open_page):
     page.page.wait_for_selector(".cuda-magic-saved", timeout=20_000)
     assert page.js(hidden) == "block"
     assert "NVIDIA H100" in page.page.inner_text(".cuda-magic-saved")
+    page.close()  # a page that lost its kernel is not for the next test
 
 
 def test_rich_soon_after_plain_while_a_cell_runs(lab, open_page, record_property):

@@ -1,6 +1,7 @@
 """The same answers where there is no live front end: terminal, nbconvert, papermill, jupyter execute, a saved file."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ del whole
 parts = [card.full("64 MiB", i) for i in range(48)][::2]"""
 GUARDED = '%%cuda_guard\nbig = card.full("256 MiB", 200)\ncard.sum(big)'
 REPORT = "%cuda_guard"
+OTHERS = ["%cuda_doctor", "%cuda_env CUDA_VISIBLE_DEVICES", "%gpu_mem --interval 0.25", "%gpu_mem --stop"]
 SEEN = ("[PRACTICE]", "Practice GPU 24 GiB", "24.00 GiB", str((256 << 20) * 200), "rescued", "compact")
+SEEN += ("CUDA works here, 1 device", "Which GPUs this process sees")
 WRONG = "%gpu_mem --onec"
 SENTENCE = "gpu_mem: unknown option --onec. Did you mean '--once'?"
 
@@ -35,7 +38,7 @@ def notebook(*sources):
 @pytest.fixture
 def good(tmp_path):
     path = tmp_path / "good.ipynb"
-    nbformat.write(notebook(SETUP, LOOK, FRAGMENT, GUARDED, REPORT), path)
+    nbformat.write(notebook(SETUP, LOOK, FRAGMENT, GUARDED, REPORT, *OTHERS), path)
     return path
 
 
@@ -65,19 +68,22 @@ def texts(path):
 
 def test_terminal(tmp_path):
     """A terminal shows tables as text, and a mistake as one sentence without our frames; the session goes on."""
-    lines = "\n".join([SETUP, LOOK, FRAGMENT.replace("\n", "; "), WRONG, "6 * 7000", ""])
+    lines = "\n".join([SETUP, LOOK, FRAGMENT.replace("\n", "; "), *OTHERS, WRONG, "6 * 7000", ""])
     done = run("-m", "IPython", "--simple-prompt", "--colors=NoColor", "--no-banner", folder=tmp_path, given=lines)
     assert "[PRACTICE]" in done.stdout and "Practice GPU 24 GiB" in done.stdout, done.stderr
     assert SENTENCE in done.stdout and "42000" in done.stdout
+    assert "CUDA works here, 1 device" in done.stdout and "Which GPUs this process sees" in done.stdout
     assert "<div" not in done.stdout and "magics/" not in done.stdout
 
 
-def test_nbconvert(good):
-    """nbconvert runs the notebook and keeps what it shows (its HTML is asked of a saved notebook below)."""
-    done = run("-m", "nbconvert", "--execute", "--to", "markdown", good.name, folder=good.parent)
+@pytest.mark.parametrize("form", ["markdown", "html"])
+def test_nbconvert(good, form):
+    """nbconvert runs the notebook and shows all of it, in each form."""
+    done = run("-m", "nbconvert", "--execute", "--to", form, "--output", "page", good.name, folder=good.parent)
     assert done.returncode == 0, done.stderr
-    page = good.with_suffix(".md").read_text()
+    page = good.with_name("page.md" if form == "markdown" else "page.html").read_text()
     assert all(word in page for word in SEEN if word != "[PRACTICE]") and "PRACTICE" in page
+    assert "Traceback" not in page and "Error" not in re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL)
 
 
 def test_papermill(good):
@@ -88,17 +94,18 @@ def test_papermill(good):
 
 
 def test_jupyter_execute_and_reopening(good):
-    """`jupyter execute` saves a notebook that shows all without a kernel, as text and as HTML, and holds no widget."""
+    """`jupyter execute` saves a notebook that shows all without a kernel, as text and as HTML, without widgets too."""
     done = run("-m", "jupyter", "execute", "--inplace", good.name, folder=good.parent)
     assert done.returncode == 0, done.stderr
     assert all(word in texts(good) for word in SEEN)
     saved = nbformat.read(good, as_version=4)
     assert "text/html" in saved.cells[1].outputs[0].data
-    assert "widgets" not in saved.metadata
+    del saved.metadata["widgets"]  # the runner saves them; the panel's last reading is an output of its own
     from cuda_magic.testing.demo import to_html
 
     page = to_html(saved, "good")
-    assert "Practice GPU 24 GiB" in page and "PRACTICE" in page
+    assert page.count("Practice GPU 24 GiB") >= 3 and "PRACTICE" in page
+    assert "GPU memory, live" in texts(good)  # the panel's words, and its last reading as a table
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""A release is ready: both archives are complete and clean, and the wheel works in a clean environment."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import cuda_magic
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSION = cuda_magic.__version__
+SMOKE = Path(__file__).with_name("smoke.py")
+RUBBISH = re.compile(r"__pycache__|\.py[co]$|\.(pytest|mypy|ruff)_cache|\.ipynb_checkpoints|/\.|\.hypothesis|\.so$|~$")
+PYTHONS = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+# In a clean environment nothing of this one counts.
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "CUDA_MAGIC"))}
+
+
+def run(*words, **more):
+    done = subprocess.run(words, capture_output=True, text=True, timeout=170, **more)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """(sdist, wheel): the wheel is built from the sdist, by the backend that the tests have installed."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    made = sorted(path.name for path in folder.iterdir())
+    assert made == [f"cuda_magic-{VERSION}-py3-none-any.whl", f"cuda_magic-{VERSION}.tar.gz"]
+    return folder / made[1], folder / made[0]
+
+
+def kept():
+    """Every file of the project, as git knows them (in an unpacked sdist: as they lie there)."""
+    if not (ROOT / ".git").exists():
+        return {str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if p.is_file() and not RUBBISH.search(f"/{p}")}
+    return set(run("git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard").splitlines())
+
+
+def test_the_sdist_is_the_project(archives):
+    """Package, tests, tutorials, pages and what builds them: all of it, and nothing that a run left behind."""
+    with tarfile.open(archives[0]) as sdist:
+        names = {str(PurePosixPath(*PurePosixPath(m.name).parts[1:])) for m in sdist.getmembers() if m.isfile()}
+    assert not [name for name in names if RUBBISH.search(f"/{name}") and name != ".gitignore"]
+    apart = {".gitignore", "PKG-INFO"}
+    expected = {name for name in kept() if not name.startswith((".ci/", ".github/")) and (ROOT / name).is_file()}
+    assert names - apart == expected - apart
+    for name in ("LICENSE", "tests/notebooks/test_comparison.py", "notebooks/01_first_steps.ipynb", "docs/guard.md"):
+        assert name in names
+
+
+def test_the_wheel_is_the_package(archives):
+    """Every file of the package, JavaScript, CSS and py.typed too; the licence; no test, notebook or page."""
+    with zipfile.ZipFile(archives[1]) as wheel:
+        names = set(wheel.namelist())
+    inside = {name for name in names if name.startswith("cuda_magic/")}
+    assert inside == {name for name in kept() if name.startswith("cuda_magic/") and (ROOT / name).is_file()}
+    assert {"cuda_magic/panel/panel.js", "cuda_magic/panel/panel.css", "cuda_magic/py.typed"} <= inside
+    info = f"cuda_magic-{VERSION}.dist-info"
+    expected = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    assert names - inside == expected
+
+
+def test_metadata(archives):
+    """Version from the one place, licence by its SPDX name, README as the long description, no torch required."""
+    with zipfile.ZipFile(archives[1]) as wheel:
+        said = email.message_from_bytes(wheel.read(f"cuda_magic-{VERSION}.dist-info/METADATA"))
+        scripts = wheel.read(f"cuda_magic-{VERSION}.dist-info/entry_points.txt").decode()
+    assert (said["Name"], said["Version"], said["License-Expression"]) == ("cuda-magic", VERSION, "MIT")
+    assert said["Requires-Python"] == ">=3.10" and said["Description-Content-Type"] == "text/markdown"
+    assert said.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+    always = [one for one in said.get_all("Requires-Dist") if "extra ==" not in one]
+    assert len(always) <= 6 and not any(one.startswith(("torch", "numpy", "pandas")) for one in always)
+    assert "cuda-magic = cuda_magic.cli:main" in scripts
+
+
+def test_the_version_stands_in_one_place():
+    """Only the package's own line has it; everything else asks there."""
+    found = [
+        name
+        for name in kept()
+        if name.endswith((".py", ".toml", ".cfg", "Makefile")) and f'"{VERSION}"' in (ROOT / name).read_text()
+    ]
+    assert found == ["cuda_magic/__init__.py"]
+
+
+def test_twine_finds_nothing(archives):
+    """`twine check --strict`: the long description can be shown by the index."""
+    assert run(sys.executable, "-m", "twine", "check", "--strict", *map(str, archives)).count("PASSED") == 2
+
+
+def interpreter(release):
+    """A Python of that release: this one, one on the path, or pyenv's."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for python in (sys.executable, f"python{release}", *map(str, sorted(pyenv.glob(f"{release}.*/bin/python")))):
+        try:
+            done = subprocess.run([python, "-c", code], capture_output=True, text=True)
+        except FileNotFoundError:
+            continue
+        if done.stdout.strip() == release:
+            return python
+    return None
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("release", PYTHONS)
+def test_the_wheel_works_in_a_clean_environment(release, archives, tmp_path):
+    """On each Python that the classifiers name: it installs with its requirements alone, and the smoke test passes."""
+    uv = [sys.executable, "-m", "uv"]
+    base = interpreter(release) or release  # one that is not here uv brings, where it may
+    made = subprocess.run([*uv, "venv", "-q", "--python", base, str(tmp_path / "env")], env=CLEAN, capture_output=True)
+    if made.returncode:
+        pytest.skip(f"no Python {release} here: {made.stderr.decode()[-300:]}")
+    python = str(tmp_path / "env" / "bin" / "python")
+    run(*uv, "pip", "install", "-q", "--compile-bytecode", "--python", python, str(archives[1]), env=CLEAN)
+    run(*uv, "pip", "check", "--python", python, env=CLEAN)
+    (tmp_path / "away").mkdir()
+    said = run(python, "-I", str(SMOKE), cwd=tmp_path / "away", env=CLEAN)
+    assert said.splitlines()[-1] == f"cuda_magic {VERSION} on Python {release}: well"
