@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["after_each_cell"]
+__all__ = ["after_each_cell", "forget"]
 
-_waiting: dict[int, Callable[[], None]] = {}
+_waiting: list[tuple[Any, Callable[[], None]]] = []
 
 
 def after_each_cell(shell: Any, done: Callable[[], bool]) -> None:
@@ -19,14 +19,15 @@ def after_each_cell(shell: Any, done: Callable[[], bool]) -> None:
         except Exception:  # noqa: BLE001 - it is tried again; an error here would stand below a cell of the user's
             return
         if finished:
-            _stop(shell)
+            forget()
 
-    _stop(shell)
-    _waiting[id(shell)] = ask
+    forget()
+    _waiting.append((shell, ask))
     shell.events.register("post_execute", ask)
 
 
-def _stop(shell: Any) -> None:
-    ask = _waiting.pop(id(shell), None)
-    if ask is not None:
+def forget() -> None:
+    """No longer try."""
+    while _waiting:
+        shell, ask = _waiting.pop()
         shell.events.unregister("post_execute", ask)

@@ -135,7 +135,7 @@ def _value(value: Any) -> str:
     kind = type(value)
     if kind is ModuleType:
         return _member(value, "")
-    if machinery(kind) and not issubclass(kind, BaseException):
+    if machinery(kind) and not _home(kind).startswith("cuda_magic") and not issubclass(kind, BaseException):
         return "an object of IPython's may lead to any variable"
     if kind in (BuiltinFunctionType, FunctionType):
         home = sys.modules.get(str(value.__module__))
@@ -149,11 +149,14 @@ def _value(value: Any) -> str:
 
 
 def machinery(kind: type) -> bool:
-    """Whether a type is of the notebook's machinery, from which everything can be reached."""
+    """Whether a type is of the notebook's machinery, from which everything can be reached: not a practice tensor."""
+    home = _home(kind)
+    return home.split(".", 1)[0] in MACHINERY and home != "cuda_magic.testing.tensor"
+
+
+def _home(kind: type) -> str:
     module = vars(type)["__module__"].__get__(kind)
-    if type(module) is not str or module.startswith("cuda_magic.testing"):
-        return False
-    return module.split(".", 1)[0] in MACHINERY
+    return module if type(module) is str else ""
 
 
 def _member(module: ModuleType, name: str) -> str:

@@ -34,6 +34,9 @@ def note(shell: Any = None) -> str:
 
 def bring_back() -> None:
     """On unloading: bring back what waits; say so where it cannot."""
+    from ..kernel.later import forget
+
+    forget()
     left = _settle()
     if left:
         sys.stderr.write(

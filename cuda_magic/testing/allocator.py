@@ -6,7 +6,7 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ..errors import Refused
@@ -15,6 +15,7 @@ from ..memory.compaction.rules import Rules
 from .caching import Block, Caching
 from .card import GRANULE, Card
 from .errors import error
+from .parking import Parking
 from .tensor import PracticeStorage, PracticeTensor
 
 __all__ = ["PracticeAllocator"]
@@ -37,6 +38,7 @@ class PracticeAllocator:
         self.stream = 0
         """The stream that new tensors are made on."""
         self._bypassed = False
+        self.parking = Parking(self)
         self._storages: dict[int, weakref.ref[PracticeStorage]] = {}
         self._tensors: dict[int, weakref.ref[PracticeTensor]] = {}
         self._serial = 0
@@ -91,6 +93,10 @@ class PracticeAllocator:
         """Take back the memory of `storage`."""
         self._storages.pop(storage.key, None)
         self._tensors.pop(storage.key, None)
+        self.take_back(storage)
+
+    def take_back(self, storage: PracticeStorage) -> None:
+        """Take back its memory; the storage stays."""
         if storage.address:
             self._give_back(storage.device, storage.address, storage.nbytes, storage.block)
             storage.block, storage.address = None, 0
@@ -244,7 +250,7 @@ class PracticeAllocator:
     def filler_address(self, filler: Any) -> int:
         return int(filler.address)
 
-    # -- parking: there is no other place for what lies on a practice card
+    # -- parking
     def held_below(self, value: Any) -> int:
         return 0
 
@@ -254,22 +260,22 @@ class PracticeAllocator:
     def unused(
         self, device: int, idle: Callable[[Any], bool], *, anyway: bool = False
     ) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
-        return [], {}
+        return self.parking.unused(device, idle), {}
 
     def park_room(self, device: int, place: str | None = None) -> int:
-        return 0
+        return self.parking.room(place)
 
     def park(self, storages: Iterable[Storage], place: str | None = None) -> int:
-        return 0
+        return self.parking.park(storages)
 
     def watched(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return self.parking.watched()
 
     def parked(self) -> int:
-        return 0
+        return self.parking.nbytes
 
     def settle(self) -> int:
-        return 0
+        return self.parking.settle()
 
     # -- what autograd saves
     def recorded(self, error: BaseException) -> str:

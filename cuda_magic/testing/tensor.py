@@ -22,16 +22,24 @@ class PracticeStorage:
         self.block: Block | None = None
         """None where the caching allocator was bypassed, and for 0 bytes."""
         self.address = 0
+        self.waits: list[tuple[int, int, int]] | None = None
+        """(first, end, value) of its contents while they wait on the host."""
         allocator.fetch(self)
 
     def __del__(self) -> None:
         self._allocator.drop(self)
 
+    def here(self) -> int:
+        """The address, after it was brought back if it waited elsewhere."""
+        if self.waits is not None:
+            self._allocator.parking.bring_back(self)
+        return self.address
+
     def write(self, value: int) -> None:
-        self._allocator.cards[self.device].contents.write(self.address, self.nbytes, value)
+        self._allocator.cards[self.device].contents.write(self.here(), self.nbytes, value)
 
     def total(self) -> int:
-        return self._allocator.cards[self.device].contents.total(self.address, self.nbytes)
+        return self._allocator.cards[self.device].contents.total(self.here(), self.nbytes)
 
 
 class PracticeTensor:
@@ -56,7 +64,7 @@ class PracticeTensor:
         return self._storage.nbytes
 
     def data_ptr(self) -> int:
-        return self._storage.address
+        return self._storage.here()
 
     def fill_(self, value: int) -> PracticeTensor:
         """Write `value` (0 to 255) into every byte."""

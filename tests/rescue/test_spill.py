@@ -281,6 +281,7 @@ def test_a_cell_that_is_not_guarded_brings_back_what_an_earlier_one_left(card, l
     assert card.allocator.parked() == 30 * MIB
     loaded.run_cell("1")
     assert card.allocator.parked() == 30 * MIB
+    assert len(callbacks) == before + 1
     loaded.run_cell("x = 1")
     assert card.allocator.parked() == 0
     assert len(callbacks) == before
