@@ -27,6 +27,123 @@ def child(code: str, **env: str) -> dict:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+CHILDREN = {
+    "bare": "import torch, json\nt = torch.ones(1 << 20, device='cuda'); u = torch.ones(3, device='cuda')\n"
+    "t.untyped_storage().resize_(0)\n"
+    "try:\n    t + 1; torch.cuda.synchronize(); u.sum().item(); print(json.dumps('fine'))\n"
+    "except Exception as e: print(json.dumps('lost'))\n"
+    "import os, sys; sys.stdout.flush(); os._exit(0)",
+    "ours": "import torch, json\nfrom cuda_magic.memory.torch import allocator\n"
+    "t = torch.arange(1 << 20, device='cuda'); a = allocator()\n"
+    "with a.watched():\n"
+    "    a.park(a.storages(0, doing='park'))\n"
+    "    parked = a.parked(); s = (t + 1).sum().item()\n"
+    "print(json.dumps([parked >= t.nbytes, s == sum(range(1, (1 << 20) + 1)), a.parked()]))",
+    "interrupts": "import torch, json, os, signal, random, threading, time\n"
+    "from cuda_magic.memory.torch import allocator\n"
+    "ts = [torch.full((1 << 22,), float(i), device='cuda') for i in range(32)]\na = allocator(); random.seed(0)\n"
+    "sums = [float(t.sum(dtype=torch.float64)) for t in ts]\n"
+    "def go():\n"
+    "    found = [s for s in a.storages(0, doing='park') if s.nbytes == 1 << 24]\n"
+    "    with a.watched(): a.park(found)\n"
+    "for _ in range(3): t0 = time.perf_counter(); go(); torch.cuda.synchronize(); long = time.perf_counter() - t0\n"
+    "came = 0\n"
+    "for i in range(200):\n"
+    "    due = random.random() * long\n"
+    "    timer = threading.Timer(due, os.kill, (os.getpid(), signal.SIGINT)); timer.start()\n"
+    "    try:\n"
+    "        go()\n"
+    "        while timer.is_alive(): time.sleep(.0005)\n"
+    "        time.sleep(.002)\n"
+    "    except KeyboardInterrupt: came += 1\n"
+    "    timer.join()\n"
+    "    try: left = a.settle()\n"
+    "    except KeyboardInterrupt: came += 1; left = a.settle()\n"
+    "    assert left == 0, left\n"
+    "    assert sums == [float(t.sum(dtype=torch.float64)) for t in ts], i\n"
+    "from cuda_magic.memory.torch.parking import session_if_any\n"
+    "print(json.dumps([came, long, session_if_any().on]))",
+    "limits": "import torch, json\nfrom cuda_magic.memory.torch import allocator\nG = 2**30\n"
+    "def E(g): return torch.empty(int(g*G), dtype=torch.uint8, device='cuda')\n"
+    "def fits(f):\n"
+    "    try: f(); return True\n"
+    "    except torch.cuda.OutOfMemoryError: return False\n"
+    "torch.cuda.init(); a = allocator()\n"
+    "torch.cuda.set_per_process_memory_fraction(4*G/torch.cuda.get_device_properties(0).total_memory)\n"
+    "E(.01); r = a.reserve(G); big = E(2.9)\n"
+    "same = fits(lambda: E(.5)); served = 0\n"
+    "def other():\n"
+    "    with torch.cuda.stream(torch.cuda.Stream()): E(.5)\n"
+    "stream = fits(other); small = []\n"
+    "small_ok = fits(lambda: [small.append(E(.5/1024)) for _ in range(600)]); n = len(small); small.clear()\n"
+    "k = E(.5); served = r.served(); left = r.release(); v = r.active\n"
+    "print(json.dumps(dict(same=same, stream=stream, small=n, served=served, left=left, active=v)))",
+    "settings": "import torch, json\nfrom cuda_magic.memory.torch import allocator, settings\n"
+    "torch.ones(1, device='cuda')\n"
+    "def now(): return {k: v for k, v in settings.live(torch).items() if k != 'expandable_segments'}\n"
+    "a = allocator(); before = now(); off = a.expandable()\n"
+    "with a.with_expandable(): inside, on = now(), a.expandable()\n"
+    "print(json.dumps([before == inside == now(), off, on, a.expandable(), before['max_split_size']]))",
+}
+"""Programs of their own; they run side by side."""
+
+
+@pytest.fixture(scope="module")
+def children():
+    """Gives what the program of that name prints last, as JSON; all of them are started at the first use."""
+    conf = "max_split_size_mb:200,garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": PATHS,
+                **({"PYTORCH_CUDA_ALLOC_CONF": conf} if name == "settings" else {}),
+            },
+        )
+        for name, code in CHILDREN.items()
+    }
+
+    def result(name):
+        out, err = started[name].communicate(timeout=120)
+        assert started[name].returncode == 0, out[-2000:] + err[-3000:]
+        return json.loads(out.strip().splitlines()[-1])
+
+    yield result
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+def test_rates_on_a_warm_arena():
+    """5 GiB in 80 tensors, out and back, three times in one process; intact each time."""
+    from record import record
+
+    code = (
+        "import torch, json, time\nfrom cuda_magic.memory.torch import allocator\n"
+        "ts = [torch.full((1 << 24,), float(i), device='cuda') for i in range(80)]\na = allocator(); rows = []\n"
+        "sums = [float(t.sum(dtype=torch.float64)) for t in ts]\n"
+        "for _ in range(3):\n"
+        "    found = [s for s in a.storages(0, doing='park') if s.nbytes == 1 << 26]\n"
+        "    with a.watched():\n"
+        "        torch.cuda.synchronize(); t0 = time.perf_counter(); n = a.park(found); torch.cuda.synchronize()\n"
+        "        t1 = time.perf_counter()\n"
+        "    torch.cuda.synchronize(); t2 = time.perf_counter(); assert not a.parked()\n"
+        "    assert sums == [float(t.sum(dtype=torch.float64)) for t in ts]\n"
+        "    rows.append([n, t1 - t0, t2 - t1])\n"
+        "print(json.dumps(rows))"
+    )
+    rows = child(code)
+    rates = [{"bytes": n, "out_s": out, "back_s": back, "out_GBps": n / out / 1e9, "back_GBps": n / back / 1e9}
+             for n, out, back in rows]  # fmt: skip
+    record("spill_rates", {"first": rates[0], "again": rates[-1]})
+    assert max(r["out_GBps"] for r in rates[1:]) > 40
+    assert max(r["back_GBps"] for r in rates[1:]) > 40
+
+
 @pytest.fixture(scope="module")
 def shared():
     made = Kernel()
@@ -124,25 +241,10 @@ def test_too_full_afterwards(kernel):
     assert parked(kernel) == [0, False]
 
 
-def test_a_parked_tensor_without_the_mode_loses_the_context_and_ours_does_not():
+def test_a_parked_tensor_without_the_mode_loses_the_context_and_ours_does_not(children):
     """The same elementwise kernel: on a storage emptied by hand the context is lost; parked by us it is right."""
-    bare = (
-        "import torch, json\nt = torch.ones(1 << 20, device='cuda'); u = torch.ones(3, device='cuda')\n"
-        "t.untyped_storage().resize_(0)\n"
-        "try:\n    t + 1; torch.cuda.synchronize(); u.sum().item(); print(json.dumps('fine'))\n"
-        "except Exception as e: print(json.dumps('lost'))\n"
-        "import os, sys; sys.stdout.flush(); os._exit(0)"
-    )
-    ours = (
-        "import torch, json\nfrom cuda_magic.memory.torch import allocator\n"
-        "t = torch.arange(1 << 20, device='cuda'); a = allocator()\n"
-        "with a.watched():\n"
-        "    a.park(a.storages(0, doing='park'))\n"
-        "    parked = a.parked(); s = (t + 1).sum().item()\n"
-        "print(json.dumps([parked >= t.nbytes, s == sum(range(1, (1 << 20) + 1)), a.parked()]))"
-    )
-    assert child(bare) == "lost"
-    assert child(ours) == [True, True, 0]
+    assert children("bare") == "lost"
+    assert children("ours") == [True, True, 0]
 
 
 BREAK = {
@@ -182,62 +284,11 @@ def test_a_failure_half_way_leaves_everything_as_it_was(kernel, what):
     assert kernel.guard("y = E(6).numel()", "--only holders,collect,caches,spill")["status"] == "rescued"
 
 
-def test_rates_on_a_warm_arena():
-    """5 GiB in 80 tensors, out and back, three times in one process; intact each time."""
-    from record import record
-
-    code = (
-        "import torch, json, time\nfrom cuda_magic.memory.torch import allocator\n"
-        "ts = [torch.full((1 << 24,), float(i), device='cuda') for i in range(80)]\na = allocator(); rows = []\n"
-        "sums = [float(t.sum(dtype=torch.float64)) for t in ts]\n"
-        "for _ in range(3):\n"
-        "    found = [s for s in a.storages(0, doing='park') if s.nbytes == 1 << 26]\n"
-        "    with a.watched():\n"
-        "        torch.cuda.synchronize(); t0 = time.perf_counter(); n = a.park(found); torch.cuda.synchronize()\n"
-        "        t1 = time.perf_counter()\n"
-        "    torch.cuda.synchronize(); t2 = time.perf_counter(); assert not a.parked()\n"
-        "    assert sums == [float(t.sum(dtype=torch.float64)) for t in ts]\n"
-        "    rows.append([n, t1 - t0, t2 - t1])\n"
-        "print(json.dumps(rows))"
-    )
-    rows = child(code)
-    rates = [{"bytes": n, "out_s": out, "back_s": back, "out_GBps": n / out / 1e9, "back_GBps": n / back / 1e9}
-             for n, out, back in rows]  # fmt: skip
-    record("spill_rates", {"first": rates[0], "again": rates[-1]})
-    assert max(r["out_GBps"] for r in rates[1:]) > 40
-    assert max(r["back_GBps"] for r in rates[1:]) > 40
-
-
-def test_200_interrupts_lose_no_byte():
+def test_200_interrupts_lose_no_byte(children):
     """SIGINT at 200 random moments of parking and bringing back: delivered, all bytes intact, the mode off."""
     from record import record
 
-    code = (
-        "import torch, json, os, signal, random, threading, time\nfrom cuda_magic.memory.torch import allocator\n"
-        "ts = [torch.full((1 << 22,), float(i), device='cuda') for i in range(32)]\na = allocator(); random.seed(0)\n"
-        "sums = [float(t.sum(dtype=torch.float64)) for t in ts]\n"
-        "def go():\n"
-        "    found = [s for s in a.storages(0, doing='park') if s.nbytes == 1 << 24]\n"
-        "    with a.watched(): a.park(found)\n"
-        "for _ in range(3): t0 = time.perf_counter(); go(); torch.cuda.synchronize(); long = time.perf_counter() - t0\n"
-        "came = 0\n"
-        "for i in range(200):\n"
-        "    due = random.random() * long\n"
-        "    timer = threading.Timer(due, os.kill, (os.getpid(), signal.SIGINT)); timer.start()\n"
-        "    try:\n"
-        "        go()\n"
-        "        while timer.is_alive(): time.sleep(.0005)\n"
-        "        time.sleep(.002)\n"
-        "    except KeyboardInterrupt: came += 1\n"
-        "    timer.join()\n"
-        "    try: left = a.settle()\n"
-        "    except KeyboardInterrupt: came += 1; left = a.settle()\n"
-        "    assert left == 0, left\n"
-        "    assert sums == [float(t.sum(dtype=torch.float64)) for t in ts], i\n"
-        "from cuda_magic.memory.torch.parking import session_if_any\n"
-        "print(json.dumps([came, long, session_if_any().on]))"
-    )
-    came, long, on = child(code)
+    came, long, on = children("interrupts")
     record("spill_interrupts", {"sent": 200, "raised": came, "s_each": long})
     assert came == 200
     assert not on
@@ -269,26 +320,9 @@ def test_a_reserve_that_was_not_needed_returns_to_the_driver(kernel):
     assert abs(int(kernel.value("torch.cuda.mem_get_info()[0] - free"))) <= 64 * MIB
 
 
-def test_the_limits_of_a_reserve():
+def test_the_limits_of_a_reserve(children):
     """Inside backward it serves; requests of 0.5 MiB and those on another stream it does not."""
-    code = (
-        "import torch, json\nfrom cuda_magic.memory.torch import allocator\nG = 2**30\n"
-        "def E(g): return torch.empty(int(g*G), dtype=torch.uint8, device='cuda')\n"
-        "def fits(f):\n"
-        "    try: f(); return True\n"
-        "    except torch.cuda.OutOfMemoryError: return False\n"
-        "torch.cuda.init(); a = allocator()\n"
-        "torch.cuda.set_per_process_memory_fraction(4*G/torch.cuda.get_device_properties(0).total_memory)\n"
-        "E(.01); r = a.reserve(G); big = E(2.9)\n"
-        "same = fits(lambda: E(.5)); served = 0\n"
-        "def other():\n"
-        "    with torch.cuda.stream(torch.cuda.Stream()): E(.5)\n"
-        "stream = fits(other); small = []\n"
-        "small_ok = fits(lambda: [small.append(E(.5/1024)) for _ in range(600)]); n = len(small); small.clear()\n"
-        "k = E(.5); served = r.served(); left = r.release(); v = r.active\n"
-        "print(json.dumps(dict(same=same, stream=stream, small=n, served=served, left=left, active=v)))"
-    )
-    seen = child(code)
+    seen = children("limits")
     print(seen)
     assert seen["same"] and not seen["stream"]
     assert seen["small"] < 600
@@ -313,17 +347,9 @@ def test_a_reserve_that_cannot_be_had(kernel):
 
 
 # -- settings
-def test_expandable_segments_keep_the_other_settings():
+def test_expandable_segments_keep_the_other_settings(children):
     """Switched on and off at run time: every other setting is what it was, inside and afterwards."""
-    code = (
-        "import torch, json\nfrom cuda_magic.memory.torch import allocator, settings\ntorch.ones(1, device='cuda')\n"
-        "def now(): return {k: v for k, v in settings.live(torch).items() if k != 'expandable_segments'}\n"
-        "a = allocator(); before = now(); off = a.expandable()\n"
-        "with a.with_expandable(): inside, on = now(), a.expandable()\n"
-        "print(json.dumps([before == inside == now(), off, on, a.expandable(), before['max_split_size']]))"
-    )
-    conf = "max_split_size_mb:200,garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"
-    same, off, on, after, split = child(code, PYTORCH_CUDA_ALLOC_CONF=conf)
+    same, off, on, after, split = children("settings")
     assert same and not off and on and not after
     assert split == 200 * MIB
 
