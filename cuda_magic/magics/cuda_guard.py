@@ -128,14 +128,6 @@ def _shrink(text: str | None) -> tuple[str, int] | None:
     return _name(name, "--shrink"), int(floor) if equals else 1
 
 
-def _park(text: str | None) -> str | None:
-    if text is None:
-        return None
-    if not text.startswith("cuda:") or not text[5:].isdecimal():
-        raise UserError(f"cuda_guard: --park takes another card such as cuda:1, not {text!r}.")
-    return f"cuda:{int(text[5:])}"
-
-
 def _size(text: str | None, flag: str) -> int:
     from ..render.units import parse_bytes
 
@@ -159,7 +151,7 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
     UserError
         One sentence with the nearest right spelling.
     """
-    from ..rescue.options import GuardOptions
+    from ..rescue.options import GuardOptions, other_card
 
     given = _parsed(line)
     otherwise = []
@@ -196,7 +188,7 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
         without=_rungs(given.without, "--without"),
         report=_name(given.report, "--report") if given.report else None,
         quiet=given.quiet or settings.quiet,
-        park=_park(given.park),
+        park=other_card(given.park, "cuda_guard: --park") if given.park is not None else None,
         reserve=_size(given.reserve, "--reserve"),
     )
     return made, given

@@ -458,6 +458,8 @@ def guard(
     move_anyway: bool = False,
     only: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
+    reserve: int | str = 0,
+    park: str | None = None,
     quiet: bool = False,
 ) -> Guard: ...
 def guard(function: Any = None, **options: Any) -> Any:
@@ -467,6 +469,10 @@ def guard(function: Any = None, **options: Any) -> Any:
     ----------
     retries, wait, grow, checkpoint, repeat_anyway, no_move, move_anyway, only, without, quiet
         As the options of ``%%cuda_guard``; names are those of the function's module.
+    reserve : int or str
+        Bytes, or ``"1GiB"``: set aside to serve only when the memory is full.
+    park : str
+        ``"cuda:1"``: another card where tensors wait, in place of the host.
     shrink : str
         ``"batch_size"`` or ``"batch_size=8"``: a global variable of the function's module.
 
@@ -483,6 +489,8 @@ def guard(function: Any = None, **options: Any) -> Any:
     ...     train()
     """
     from ..errors import UserError, nearest
+    from ..render.units import parse_bytes
+    from .options import other_card
 
     known = {f for f in GuardOptions.__dataclass_fields__ if f not in ("otherwise", "report", "free_outputs")}
     for name in options:
@@ -494,5 +502,12 @@ def guard(function: Any = None, **options: Any) -> Any:
     if isinstance(options.get("shrink"), str):
         name, _, floor = options["shrink"].partition("=")
         options["shrink"] = (name, int(floor or 1))
+    if isinstance(options.get("reserve"), str):
+        try:
+            options["reserve"] = parse_bytes(options["reserve"])
+        except ValueError as error:
+            raise UserError(f"guard: reserve: {error}.") from None
+    if options.get("park") is not None:
+        options["park"] = other_card(str(options["park"]), "guard: park")
     made = Guard(GuardOptions(**options))
     return made if function is None else made(function)

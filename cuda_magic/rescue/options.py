@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RUNGS", "GuardOptions"]
+from ..errors import UserError
+
+__all__ = ["RUNGS", "GuardOptions", "other_card"]
 
 RUNGS = (
     "holders",
@@ -53,3 +55,16 @@ class GuardOptions:
         if self.only and rung not in self.only:
             return "not in --only"
         return "excluded by --without" if rung in self.without else ""
+
+
+def other_card(text: str, asked: str) -> str:
+    """The name of a card to park on, as in ``cuda:1``.
+
+    Raises
+    ------
+    UserError
+        If it is no such name; `asked` begins the sentence.
+    """
+    if not text.startswith("cuda:") or not text[5:].isdecimal():
+        raise UserError(f"{asked} takes another card such as cuda:1, not {text!r}.")
+    return f"cuda:{int(text[5:])}"

@@ -21,6 +21,7 @@ MISTAKES = {
     '%gpu_mem --once "': "gpu_mem: '--once \"': no closing quotation.",
     "%%gpu_mem --alert 50\n1": ("%%gpu_mem takes a cell and no --alert; write %gpu_mem --alert on a line of its own."),
     "%%cuda_guard --retries x\n1": "cuda_guard: --retries takes a whole number, not 'x'.",
+    "%%cuda_guard --park gpu1\n1": "cuda_guard: --park takes another card such as cuda:1, not 'gpu1'.",
     "%%cuda_guard --reserve much\n1": "cuda_guard: --reserve takes a size such as 2GiB or 512MiB, not 'much'.",
     "%%cuda_guard --wait nan\n1": "cuda_guard: --retries and --wait are 0 or more.",
     "%%cuda_guard --report class\n1": "cuda_guard: --report takes the name of a variable, not 'class'.",

@@ -348,6 +348,25 @@ def test_park_names_another_card(card):
     assert "--park: there is no cuda:7" in cells.rung("spill").reason
 
 
+def test_a_guarded_function_of_a_script(card):
+    """Globals that it does not read leave; what it reads, and its arguments, stay."""
+    from cuda_magic import UserError, guard
+
+    cells = card.cells
+    cells.plain("big, own, given = E(30), E(10), E(10)\ndef f(t): return E(60).numel() + t[0] + own[0]")
+    guarded = guard(quiet=True, without=("activations",))
+    function = guarded(cells.names["f"])
+    assert int(function(cells.names["given"])) > 0
+    assert guarded.report.status == "rescued"
+    spill = [r for r in guarded.report.rungs if r.id == "spill"]
+    assert [r.reason for r in spill] == ["30.00 MiB wait on the host (big)"]
+    assert card.allocator.parked() == 0
+    with pytest.raises(UserError, match="takes another card such as cuda:1, not 'gpu1'"):
+        guard(park="gpu1")
+    with pytest.raises(UserError, match="'much' is not a size"):
+        guard(reserve="much")
+
+
 @pytest.mark.parametrize("lifted", [True, False])
 def test_what_forbids_parking_is_the_reason_and_move_anyway_lifts_it(card, lifted):
     """Skipped with the reason; with --move-anyway it parks; with --no-move it never asks."""
