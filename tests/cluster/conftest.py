@@ -76,12 +76,21 @@ def running(tmp_path_factory: pytest.TempPathFactory):
         one.stop()
 
 
-@pytest.fixture
-def other(tmp_path):
-    """A cluster that a test may break: two engines on ``east``."""
-    one = Real(tmp_path / "profile_other", "other")
+@pytest.fixture(scope="session")
+def spare(tmp_path_factory: pytest.TempPathFactory):
+    """A controller without engines."""
+    one = Real(tmp_path_factory.mktemp("ipp") / "profile_other", "other")
     try:
-        one.engines(2, "east")
         yield one
     finally:
         one.stop()
+
+
+@pytest.fixture
+def other(spare):
+    """A cluster that a test may break: two engines on ``east``."""
+    spare.engines(2, "east")
+    yield spare
+    if spare.client.ids:
+        spare.client.shutdown(block=False)
+    assert until(lambda: not spare.client.ids, 20)
