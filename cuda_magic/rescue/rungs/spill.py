@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,14 +31,15 @@ def choose(sizes: Sequence[int], missing: int) -> list[int]:
     `sizes` in bytes, largest first. All of them where they are not enough.
     """
     chosen: list[int] = []
-    left = list(range(len(sizes)))
-    while left and missing > 0:
-        enough = [i for i in left if sizes[i] >= missing]
-        take = enough[-1] if enough else left[0]
-        chosen.append(take)
-        left.remove(take)
-        missing -= sizes[take]
-    return sorted(chosen)
+    for i, size in enumerate(sizes):
+        if missing <= 0:
+            break
+        if size >= missing:
+            # sizes go down: the last one that is still enough by itself
+            return [*chosen, bisect_right(sizes, -missing, lo=i, key=lambda n: -n) - 1]
+        chosen.append(i)
+        missing -= size
+    return chosen
 
 
 class _Spill:
@@ -113,8 +115,9 @@ class _Spill:
             short = f", and {where} can take {bytes_text(there)}" if can < idle else ""
             return Did("failed", f"{bytes_text(idle)} is idle{short}; {bytes_text(missing)} more is needed")
         s.enter(s.allocator.watched())  # before anything leaves: what touches it brings it back
-        order = [fits[i] for i in choose([p[0].nbytes for p in fits], missing)]
-        rest = [p for p in fits if p not in order]
+        first = choose([p[0].nbytes for p in fits], missing)
+        order, chosen = [fits[i] for i in first], set(first)
+        rest = [p for i, p in enumerate(fits) if i not in chosen]
         parked, names = 0, dict.fromkeys(name for _, name in order if name)
         try:
             parked += s.allocator.park([storage for storage, _ in order], s.options.park)
