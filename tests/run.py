@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,18 @@ BIN = Path(sys.executable).parent
 
 def run(title: str, *command: str, **env: str) -> None:
     print(f"\n== {title}: {' '.join(command)}", flush=True)
-    started = time.monotonic()
+    started, before = time.monotonic(), _processor()
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env})
-    print(f"== {title}: {'ok' if not done.returncode else 'FAILED'} in {time.monotonic() - started:.0f} s", flush=True)
+    took, used = time.monotonic() - started, _processor() - before
+    how = "FAILED" if done.returncode else "ok"
+    print(f"== {title}: {how} in {took:.0f} s, {used:.0f} s of processor time", flush=True)
     if done.returncode:
         sys.exit(done.returncode)
+
+
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -27,7 +35,7 @@ def main() -> None:
     run("ruff", python, "-m", "ruff", "check", ".")
     run("format", python, "-m", "ruff", "format", "--check", ".")
     run("mypy", python, "-m", "mypy")
-    # Browser tests and stacks take a core of their own: first everything else on both cores, then those one by one.
+    # Two at a time: a test mostly waits for a kernel, a page, or a second in which nothing must be sent.
     quick = "not browser and not stack and not gpu and not two_gpus"
     run("tests", python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadscope", "-m", quick)
     run(

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ def test_the_tutorials_in_binders_environment(tmp_path):
         pytest.skip(f"no Python {version} here")
     home = tmp_path / "checkout"
     shutil.copytree(ROOT, home, ignore=shutil.ignore_patterns(".*", "demo", "build", "dist", "__pycache__"))
-    subprocess.run([python, "-m", "venv", str(tmp_path / "env")], check=True)
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "-q", "--seed", "--python", python, str(tmp_path / "env")], check=True)
     bin_ = tmp_path / "env" / "bin"
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CUDA_MAGIC_PRACTICE", "VIRTUAL_ENV")}
     env["PATH"] = os.pathsep.join([str(bin_), env.get("PATH", "")])
@@ -41,9 +43,9 @@ def test_the_tutorials_in_binders_environment(tmp_path):
         assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
-    pip = [str(bin_ / "python"), "-m", "pip", "install", "-q", "-c", "constraints/tests.txt"]
-    run(*pip, *BASE)
-    run(*pip, "-r", "binder/requirements.txt")
+    pip = [*uv, "pip", "install", "-q", "--compile-bytecode", "--python", str(bin_ / "python")]
+    run(*pip, "-c", "constraints/tests.txt", *BASE)
+    run(*pip, "-c", "constraints/tests.txt", "-r", "binder/requirements.txt")
     run("bash", "binder/postBuild")
     assert "torch" not in run(str(bin_ / "python"), "-m", "pip", "list").split()
     words = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(home)]
