@@ -32,6 +32,9 @@ __all__ = ["Guard", "GuardRun", "guard"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "cudamalloc")
+"""Rungs whose repeats are not counted by --retries: each is tried once, or ends by itself."""
+
 _NO_MARKS = marks.Marks()
 """Of a statement that cannot change anything; nobody writes to it."""
 
@@ -98,6 +101,8 @@ class GuardRun:
         self._marks = _NO_MARKS
         self._signature: object = None
         self._stuck = False
+        self.over = False
+        """The repeat showed that none can succeed."""
         self._held: int | None = None
         self._situation: Situation | None = None
         self._memory: dict[str, Any] = {}
@@ -159,18 +164,36 @@ class GuardRun:
             self._seen += errors
             self.notes.append(note)
 
+    def _made_by_the_repeat(self, error: BaseException) -> bool:
+        """Whether a plain run would not have met this error: then the earlier fault stands."""
+        if self.attempts < 2 or self.fault is None:
+            return False
+        from .repeated import find
+
+        row = find(error)
+        if row is None:
+            return False
+        self.notes.append(row.why)
+        self.over = not row.ladder
+        return True
+
     def noticed(self, error: BaseException, step: Step) -> bool:
         from .classify import classify, judge
         from .situation import device_of, room_of
 
         self._attempt_ended()
         fault = classify(error)
+        if fault is None and self._made_by_the_repeat(error):
+            fault = self.fault
+        elif fault is not None:
+            self._seen += fault.error == "OutOfMemoryError"  # what the allocator's own count rose by
         if fault is None:
             self.fault, self.status = None, "error"
             return False
+        if self.over:
+            return True  # so that the first error is the one that shows
         allocator = machine().allocator()
         fault = self.fault = judge(fault, allocator)
-        self._seen += fault.error == "OutOfMemoryError"  # what the allocator's own count rose by
         self.device = device_of(fault, allocator)
         smaller = bool(self.options.shrink or self.options.otherwise)
         if fault.kind.repeat != "ladder" and not (fault.kind.id == "too-large" and smaller):
@@ -194,6 +217,9 @@ class GuardRun:
         from .situation import Situation, room_of
 
         assert self.fault is not None
+        if self.over:
+            self.status = "failed"
+            return False
         gone = [name for name in lost if name not in self._kept]
         if gone and not self.options.repeat_anyway:
             self.refused = [f"rebound, the earlier value is gone: {', '.join(gone)}"]
@@ -241,7 +267,7 @@ class GuardRun:
             randomness.put_back(self._random, allocator)
             figures.close_new(self._figures)
         last = results[-1]
-        if last.id not in ("wait", "shrink", "else"):
+        if last.id not in OWN_STEPS:
             self.plain += 1
         self.rescued = True
         self._announce(step, last)
@@ -391,6 +417,7 @@ class Guard:
         step = _whole()
         names: dict[str, Any] = getattr(function, "__globals__", {})
         given = {f"argument {i + 1}": a for i, a in enumerate(args)} | {f"argument {k}": v for k, v in kwargs.items()}
+        first: Exception | None = None
         while True:
             run.before(step, {**names, **given})
             try:
@@ -401,7 +428,8 @@ class Guard:
                 if not run.noticed(error, step):
                     self._show(run.gave_up(error, step))
                     raise
-                failure = error
+                failure = first if run.over and first is not None else error
+                first = failure
                 traceback.clear_frames(error.__traceback__)
                 run.namespace = names  # and no copy of it, which would hold every value once more
             else:

@@ -38,7 +38,7 @@ def hooks(keep=0, window=None):
     from cuda_magic.memory.torch import parking
     from cuda_magic.memory.torch.parking.budget import Budget
 
-    made = parking.activations(torch, 0, 0, torch.cuda.get_device_properties(0).total_memory)
+    made = parking.hooks(torch, 0, 0, torch.cuda.get_device_properties(0).total_memory)
     budget = Budget if window is None else type("Small", (Budget,), {"window": property(lambda self: window)})
     made.budget = budget(most=keep)
     made.budget.keep = keep
@@ -316,7 +316,7 @@ def test_what_stays_grows_in_a_loop():
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(6 * GIB / total)
-    made = parking.activations(torch, 0, 256 * MIB, 6 * GIB)
+    made = parking.hooks(torch, 0, 256 * MIB, 6 * GIB)
     torch.manual_seed(2)
     ours = run(made, 8)
     figures = {"plain_s": plain, "s": ours, "kept_GiB": made.most_kept / GIB, "moved": dict(made.moved)}
@@ -405,14 +405,14 @@ def test_guarded_cells(kernel):
         return report["status"] == "rescued" and bool(found) and found[-1]["state"] == "on"
 
     ok = [told(kernel.guard("loss = step()"), "one statement") and kernel.value(SAME) == "True"]
-    kernel.run("clear(); del loss")
+    kernel.run("clear(); loss = None")
     ok.append(
         told(kernel.guard("loss = n(x).square().mean()\nloss.backward()"), "two") and kernel.value(SAME) == "True"
     )
-    kernel.run("clear(); del loss; gc.collect(); torch.cuda.empty_cache(); cap(11)")
+    kernel.run("clear(); loss = None; gc.collect(); torch.cuda.empty_cache(); cap(11)")
     kernel.run("def ask(*a):\n    E(5)\nhandle = n[28].register_full_backward_hook(ask)")
     ok.append(told(kernel.guard("loss = step()"), "in the backward pass") and kernel.value(SAME) == "True")
-    kernel.run("handle.remove(); clear(); del loss; gc.collect(); torch.cuda.empty_cache(); cap(80)")
+    kernel.run("handle.remove(); clear(); loss = None; gc.collect(); torch.cuda.empty_cache(); cap(80)")
     kernel.run(
         "start = [p.detach().cpu() for p in n.parameters()]\n"
         "def train():\n    o = torch.optim.AdamW(n.parameters())\n    for _ in range(5):\n"

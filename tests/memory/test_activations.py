@@ -407,6 +407,34 @@ def test_out_of_memory_in_the_backward_pass_is_the_users_error_and_backward_can_
     assert same([loss.detach(), *[p.grad for p in model.parameters()]], reference[:-1])
 
 
+def test_hooks_are_made_anew_for_each_statement(monkeypatch):
+    """As the rung makes them: twice, on the shared arena; a torch that tells too little is refused."""
+    from cuda_magic.errors import Refused
+    from cuda_magic.memory.torch import parking
+    from cuda_magic.memory.torch.parking import arena, copies
+
+    monkeypatch.setattr(copies, "Copies", lambda *_: Plain())
+    monkeypatch.setattr(arena, "_shared", [])
+    torch.manual_seed(0)
+    model, x = mlp(), torch.randn(512, 64)
+    reference = step(model, x)
+    for _ in range(2):
+        assert same(step(model, x, parking.hooks(torch, 0, 1 << 20, 1 << 30)), reference)
+    monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    with pytest.raises(Refused, match="does not tell enough"):
+        parking.hooks(torch, 0, 1 << 20, 1 << 30)
+
+
+def test_an_error_of_ours_leaves_the_tensor_where_it_is(monkeypatch):
+    """Whatever goes wrong while saving, the forward pass goes on and the numbers are right."""
+    torch.manual_seed(0)
+    model, x = mlp(), torch.randn(512, 64)
+    reference = step(model, x)
+    hooks = made(window=0)
+    monkeypatch.setattr(hooks, "_shed", lambda: 1 / 0)
+    assert same(step(model, x, hooks), reference)
+
+
 def test_an_error_of_the_users_shows_and_the_hooks_are_off():
     """Whatever is raised inside goes on; afterwards nothing is saved by us."""
     hooks = made()

@@ -124,6 +124,33 @@ def test_gradients_that_were_not_there_are_taken_away_for_the_repeat(once):
     assert torch.equal(once.names["model"].weight.grad, once.names["data"][1].sum(0, keepdim=True))
 
 
+@pytest.mark.torch
+def test_a_graph_that_an_earlier_statement_made_is_used_up(once):
+    """The backward pass of the repeat cannot run: the first error shows and not torch's own; the report says why."""
+    from cuda_magic import guard
+
+    once.plain(TRAIN + "for p in model.parameters(): p.grad = None\nloss = model(data[0]).square().sum()\n")
+    once.names["guarded"] = guarded = guard(quiet=True)
+    once.plain("@guarded\ndef step():\n  loss.backward(); oom_once()")
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        once.plain("step()")
+    report = guarded.report
+    assert (report.status, report.attempts) == ("failed", 2)
+    assert any("used up the graph" in note for note in report.notes)
+
+
+@pytest.mark.torch
+def test_with_retain_graph_it_is_not_used_up(once):
+    """Then the repeat gives the plain gradients."""
+    once.plain(TRAIN + "for p in model.parameters(): p.grad = None\nloss = model(data[0]).square().sum()\n")
+    import torch
+
+    assert once.guard("for _ in range(1):\n  loss.backward(retain_graph=True); oom_once()") is None
+    rescued = once.names["model"].weight.grad.clone()
+    once.plain("model.zero_grad(); loss.backward()")
+    assert torch.equal(rescued, once.names["model"].weight.grad)
+
+
 @pytest.mark.parametrize(
     ("setup", "code", "said"),
     [

@@ -232,7 +232,7 @@ class TorchAllocator:
         if memory is None:
             return None
         free = memory[0] + self.stats(device).reserved
-        return parking.activations(self.torch, device, request, free if limit is None else min(limit, free))
+        return parking.hooks(self.torch, device, request, free if limit is None else min(limit, free))
 
     # -- settings
     def expandable(self) -> bool | None:

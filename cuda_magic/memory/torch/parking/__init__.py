@@ -8,19 +8,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["activations", "release", "session_if_any"]
+__all__ = ["hooks", "release", "session_if_any"]
 
 
-def activations(torch: Any, device: int, request: int, limit: int) -> Any:
+def hooks(torch: Any, device: int, request: int, limit: int) -> Any:
     """Hooks, to be entered, that let what autograd saves on `device` wait on the host.
 
     `request` is the one that failed, `limit` what this process may have on the card, both in bytes.
+
+    Raises
+    ------
+    Refused
+        If this torch lacks what it takes (seen in torch 2.11 and 2.13).
     """
+    from ....errors import Refused
     from .activations import Activations
     from .arena import shared
     from .budget import Budget
     from .copies import Copies
 
+    try:
+        torch._C._autograd._top_saved_tensors_default_hooks(True)
+        _ = torch._C._storage_Use_Count, torch.UntypedStorage._new_with_weak_ptr
+    except (AttributeError, TypeError):
+        raise Refused(f"torch {torch.__version__} does not tell enough of what autograd saves") from None
     return Activations(torch, Copies(torch, device, limit), shared(torch), Budget(request, limit))
 
 

@@ -103,6 +103,13 @@ class Activations:
     def _pack(self, tensor: Any) -> Any:
         if tensor.is_inference():
             return tensor  # it keeps no version
+        try:
+            return self._save(tensor)
+        except Exception:  # noqa: BLE001 - an error of ours must not fail the user's forward pass
+            self._full = True
+            return Kept(tensor)
+
+    def _save(self, tensor: Any) -> Any:
         if not self._may_leave(tensor):
             return Kept(tensor)
         storage = tensor.untyped_storage()
@@ -133,6 +140,7 @@ class Activations:
             return record
         if not self._records:
             self.budget.next_round()
+            self._full = False
         if self._count % 4 == 0:
             self.budget.seen(self._copies.free())
         record = Record(self, self._count, tensor, storage, self._copies.mark(self._main))

@@ -22,6 +22,8 @@ _CHUNK = 64 << 20
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every context of the process."""
 _MOST_THREADS = 16
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""A shared mapping, the default, gets no huge pages."""
 
 
 class Slab:
@@ -67,7 +69,7 @@ class Hole:
 
 def _mapped(torch: Any, size: int) -> Any:
     """A tensor of `size` bytes at a multiple of a huge page, every page of it touched."""
-    mapped = mmap.mmap(-1, size + HUGE)
+    mapped = mmap.mmap(-1, size + HUGE, **_PRIVATE)
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a forked child must not make the card's pages copies
         try:
             mapped.madvise(getattr(mmap, advice))
