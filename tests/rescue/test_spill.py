@@ -340,6 +340,29 @@ def test_a_host_that_fails_half_way(card, fails):
     assert [whole(cells.names[n], i) for n, i in (("a", 1), ("b", 2), ("c", 3))] == [True] * 3
 
 
+def test_a_copy_back_that_fails_leaves_it_parked_and_safe(card):
+    """The second copy back fails once: said, still safe to touch; at the next chance it is back with all its bytes."""
+    cells = card.cells
+    cells.plain("a, b = E(30), E(30)")
+    lane = card.here.store.lane(("cpu", None))
+    real, calls = lane.back, []
+
+    def back(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("the copy failed")
+        return real(*arguments)
+
+    lane.back = back
+    assert cells.guard("x = E(90).numel()", only=("spill",)) is None
+    assert len(calls) >= 2
+    cells.plain("total = float(a.sum()), float(b.sum())")
+    assert cells.names["total"] == (30 * MIB // 4, 2 * 30 * MIB // 4)
+    assert cells.guard("y = 1") is None
+    assert card.allocator.parked() == 0
+    assert not card.here.on
+
+
 def test_park_names_another_card(card):
     """The place is the one that was named; one that is not there is a reason."""
     cells = card.cells
