@@ -270,6 +270,7 @@ def test_the_shells_own_references(shell):
     shell.run_cell("class T: pass\nt = T()", store_history=True)
     shell.run_cell("t", store_history=True)
     names = shell.user_ns
+    assert reach(ast.parse("x = 1").body[0], names, shell=shell).variables()[id(names["t"])] == "t"
     assert reach(ast.parse("x = 1").body[0], names, shell=shell).idle(names["t"])
     for code in ("_", "Out", "_2", "_oh[2]", "t"):
         assert not reach(ast.parse(code).body[0], names, shell=shell).idle(names["t"]), code
