@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from .rules import DEFAULT, MIN_LARGE, ROUND_LARGE, SMALL, SMALL_SEGMENT, SMALLEST, UNLIMITED, Rules
 
 if TYPE_CHECKING:
-    from ..allocator import Segment, Storage
+    from ..allocator import Block, Segment, Storage
+
+Movable = dict[int, tuple[int, int]]
+"""(key, bytes) of the storages that may be moved, by address."""
 
 __all__ = ["FIXED", "HOLE", "LIVE", "Heap", "Op", "Piece", "Space", "Stretch"]
 
@@ -55,18 +58,88 @@ class Piece:
 
 
 class Stretch:
-    """A segment, or a part of an expandable one that has memory behind it."""
+    """A segment, or a part of an expandable one that has memory behind it. Its pieces are made when first looked at."""
 
-    __slots__ = ("address", "blocks", "closed", "expandable", "first", "fixed", "least", "live", "size", "space")
+    __slots__ = (
+        "_first",
+        "_raw",
+        "address",
+        "blocks",
+        "closed",
+        "expandable",
+        "fixed",
+        "gone",
+        "least",
+        "live",
+        "size",
+        "space",
+    )
 
     def __init__(self, space: Space, address: int, size: int, expandable: bool = False) -> None:
         self.space, self.address, self.size, self.expandable = space, address, size, expandable
-        self.first: Piece | None = None
+        self._first: Piece | None = None
+        self._raw: tuple[Iterable[Block], Movable] | None = None
         self.live = self.blocks = self.fixed = 0
         self.least = UNLIMITED
         """No block in it needs less."""
         self.closed = False
         """Being emptied: no target."""
+        self.gone = False
+
+    @classmethod
+    def of(cls, space: Space, segment: Segment, movable: Movable) -> Stretch:
+        """A segment as it is: its holes and sums now, its pieces later."""
+        new = cls(space, segment.address, segment.size, segment.expandable)
+        new._raw = (segment.blocks, movable)
+        holes = space.holes if space.rules.expandable or not segment.expandable else {}
+        for address, size, state, _ in segment.blocks:
+            if state == "free":
+                holes[address] = new
+                space.order.append((size, address))
+                continue
+            _, need = _movable(movable, space, address, size, state)
+            if need:
+                new.hold(need)
+            else:
+                new.fixed += 1
+        return new
+
+    @property
+    def first(self) -> Piece | None:
+        """The piece at its low end."""
+        if self._raw is not None:
+            self._make()
+        return self._first
+
+    @first.setter
+    def first(self, piece: Piece) -> None:
+        self._first = piece
+
+    @property
+    def made(self) -> bool:
+        """Whether its pieces were looked at."""
+        return self._raw is None
+
+    def _make(self) -> None:
+        assert self._raw is not None
+        (blocks, movable), self._raw = self._raw, None
+        space = self.space
+        holes, unheld = space.holes, space.filled
+        last: Piece | None = None
+        for address, size, state, _ in blocks:
+            piece = Piece(self, address, size, HOLE)
+            if state == "free":
+                piece.loose = unheld
+                if address in holes:
+                    holes[address] = piece
+            else:
+                piece.key, piece.need = _movable(movable, space, address, size, state)
+                piece.kind = LIVE if piece.need else FIXED
+            if last is None:
+                self._first = piece
+            else:
+                last.after, piece.before = piece, last
+            last = piece
 
     def hold(self, need: int) -> None:
         """One live block more."""
@@ -81,13 +154,24 @@ class Stretch:
             piece = piece.after
 
 
+def _movable(movable: Movable, space: Space, address: int, size: int, state: str) -> tuple[int, int]:
+    """(key, need) of a block that may be moved; (0, 0) of one that may not."""
+    found = movable.get(address) if state == "live" else None
+    if found is None:
+        return 0, 0
+    key, nbytes = found
+    need = (nbytes + 511) & -512 if not space.rules.divisions else space.rules.block_size(nbytes)
+    return (key, need) if nbytes <= size and (need <= SMALL) == space.small else (0, 0)
+
+
 class Space:
     """One pool: the small or the large one of a stream. Holes that may be targets stand in order of (size, address)."""
 
     def __init__(self, stream: int, small: bool, rules: Rules) -> None:
         self.stream, self.small, self.rules = stream, small, rules
         self.order: list[tuple[int, int]] = []
-        self.holes: dict[int, Piece] = {}
+        self.holes: dict[int, Piece | Stretch] = {}
+        """By address; a stretch whose pieces were not looked at yet stands for its hole."""
         self.filled = False
         self.least = UNLIMITED
         """No movable block of this pool needs less: a smaller hole need not be held."""
@@ -112,7 +196,16 @@ class Space:
         at = bisect.bisect_left(self.order, (need, 0))
         if at == len(self.order) or not self.rules.takes(self.order[at][0], need):
             return None
-        return self.holes[self.order[at][1]]
+        return self.hole(self.order[at][1])
+
+    def hole(self, address: int) -> Piece:
+        """The hole at `address`, which may be a target."""
+        found = self.holes[address]
+        if isinstance(found, Stretch):
+            assert found.first is not None
+            found = self.holes[address]
+        assert isinstance(found, Piece)
+        return found
 
 
 class Heap:
@@ -135,42 +228,15 @@ class Heap:
         """The model of the allocator's ordinary pools as they are."""
         movable = {s.address: (s.key, s.nbytes) for s in storages if not s.reason}
         heap = cls(driver_free, rules)
-        plain = not rules.divisions
         for segment in segments:
             if segment.pool_id != (0, 0):
                 continue  # a graph's pool or a MemPool: a move would take a block out of it
             space = heap.space(segment.stream, segment.pool == "small")
-            small = space.small
-            stretch = Stretch(space, segment.address, segment.size, segment.expandable)
+            stretch = Stretch.of(space, segment, movable)
             heap.stretches.append(stretch)
-            target = rules.expandable or not segment.expandable
-            last: Piece | None = None
-            for address, size, state, _ in segment.blocks:
-                piece = Piece(stretch, address, size, FIXED)
-                if state == "free":
-                    piece.kind = HOLE
-                    if target:
-                        space.holes[address] = piece
-                else:
-                    found = movable.get(address) if state == "live" else None
-                    if found is None:
-                        stretch.fixed += 1
-                    else:
-                        key, nbytes = found
-                        need = (nbytes + 511) & -512 if plain else rules.block_size(nbytes)
-                        if nbytes <= size and (need <= SMALL) == small:
-                            piece.kind, piece.key, piece.need = LIVE, key, need
-                            stretch.hold(need)
-                        else:
-                            stretch.fixed += 1
-                if last is None:
-                    stretch.first = piece
-                else:
-                    last.after, piece.before = piece, last
-                last = piece
             space.least = min(space.least, stretch.least)
         for space in heap.spaces.values():
-            space.order = sorted((hole.size, address) for address, hole in space.holes.items())
+            space.order = sorted(o for o in space.order if o[1] in space.holes)
         return heap
 
     def space(self, stream: int, small: bool) -> Space:
@@ -288,14 +354,14 @@ class Heap:
         ends: list[Piece] = []
         kept = []
         for stretch in self.stretches:
-            first = stretch.first
-            if first is not None and first.kind == HOLE and first.after is None:
-                self._drop(first)
-                stretch.first = None
+            if not stretch.blocks and not stretch.fixed:
+                if stretch.first is not None:
+                    self._drop(stretch.first)
+                stretch.gone = True
                 freed += stretch.size
             elif stretch.expandable and any(p.kind == HOLE and p.size >= self._page(p) for p in stretch.pieces()):
                 gone, parts = self._unmap(stretch, ends)
-                stretch.first = None
+                stretch.gone = True
                 freed += gone
                 kept += parts
             else:
@@ -383,9 +449,14 @@ class Heap:
 
     def _fill_all(self, space: Space) -> None:
         """Hold all holes of a pool, once, before the first block moves in it."""
-        if not space.filled:
-            space.filled = True
-            self._hold(space, [h for s in self.stretches if s.space is space for h in s.pieces() if h.kind == HOLE])
+        if space.filled:
+            return
+        least = 0 if self.rules.expandable else space.least
+        for _, address in space.order[bisect.bisect_left(space.order, (least, 0)) :]:
+            space.hole(address)
+        space.filled = True
+        mine = [s for s in self.stretches if s.space is space and s.made]
+        self._hold(space, [hole for stretch in mine for hole in stretch.pieces() if hole.kind == HOLE])
 
     def _close(self, opened: list[Piece]) -> None:
         """Fillers into what is open, merged with its neighbours; it becomes holes."""

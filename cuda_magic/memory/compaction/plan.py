@@ -214,7 +214,8 @@ def _regions(stretch: Stretch) -> Iterator[tuple[Piece, int]]:
 
 def _slide_any(heap: Heap, goal: _Goal, host: int = 0) -> bool:
     space = goal.space(heap)
-    usable = [s for s in heap.stretches if s.space is space and (space.rules.expandable or not s.expandable)]
+    usable = [s for s in heap.stretches if s.space is space and s.size >= goal.need]
+    usable = [s for s in usable if space.rules.expandable or not s.expandable]
     regions = sorted(((free, first.address, first) for s in usable for first, free in _regions(s)), key=lambda r: r[:2])
     for free, _, first in regions:
         if free < goal.need:
@@ -290,7 +291,7 @@ def _evacuate(heap: Heap, goal: _Goal, close: bool = True) -> bool:
         if emptied:
             heap.reopen()
             heap.release()
-            units = [s for s in units if s.first is not None]
+            units = [s for s in units if not s.gone]
             used = set()
             if goal.reached(heap):
                 return True
