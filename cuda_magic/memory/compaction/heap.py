@@ -91,17 +91,18 @@ class Stretch:
         """A segment as it is: its holes and sums now, its pieces later."""
         new = cls(space, segment.address, segment.size, segment.expandable)
         new._raw = (segment.blocks, movable)
-        holes = space.holes if space.rules.expandable or not segment.expandable else {}
+        target = space.rules.expandable or not segment.expandable
+        needs = []
         for address, size, state, _ in segment.blocks:
-            if state == "free":
-                holes[address] = new
+            if state != "free":
+                needs.append(_movable(movable, space, address, size, state)[1])
+            elif target:
+                space.holes[address] = new
                 space.order.append((size, address))
-                continue
-            _, need = _movable(movable, space, address, size, state)
-            if need:
-                new.hold(need)
-            else:
-                new.fixed += 1
+        new.fixed = needs.count(0)
+        new.blocks, new.live = len(needs) - new.fixed, sum(needs)
+        if new.blocks:
+            new.least = min(filter(None, needs))
         return new
 
     @property
@@ -236,7 +237,7 @@ class Heap:
             heap.stretches.append(stretch)
             space.least = min(space.least, stretch.least)
         for space in heap.spaces.values():
-            space.order = sorted(o for o in space.order if o[1] in space.holes)
+            space.order.sort()
         return heap
 
     def space(self, stream: int, small: bool) -> Space:

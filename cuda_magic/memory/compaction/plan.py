@@ -280,6 +280,7 @@ def _evacuate(heap: Heap, goal: _Goal, close: bool = True) -> bool:
     slid = False
     used: set[Space] = set()
     units = _units(heap)
+    waste = _waste(units)
     best = -1
     for turn in range(ROUNDS):
         if goal.reached(heap):
@@ -296,7 +297,7 @@ def _evacuate(heap: Heap, goal: _Goal, close: bool = True) -> bool:
             if goal.reached(heap):
                 return True
         # what is left of the driver's memory becomes the next target
-        space = _arena_space(units, used)
+        space = max((s for s in waste if s not in used), key=lambda s: (waste[s], -s.stream), default=None)
         if space is not None and heap.arena(space, heap.driver_free):
             used.add(space)  # not twice in vain
             continue
@@ -317,6 +318,7 @@ def _evacuate(heap: Heap, goal: _Goal, close: bool = True) -> bool:
                 heap.release()
         heap.release()
         units = _units(heap)
+        waste = _waste(units)
     return goal.reached(heap)
 
 
@@ -327,14 +329,13 @@ def _units(heap: Heap) -> list[Stretch]:
     return units
 
 
-def _arena_space(units: list[Stretch], used: set[Space]) -> Space | None:
-    """The pool whose segments waste most, which new memory lets pack."""
+def _waste(units: list[Stretch]) -> dict[Space, int]:
+    """Bytes that are free in segments of each large pool: new memory lets their blocks be packed."""
     waste: dict[Space, int] = {}
     for stretch in units:
-        space = stretch.space
-        if space not in used and not space.small:
-            waste[space] = waste.get(space, 0) + stretch.size - stretch.live
-    return max(waste, key=lambda s: (waste[s], -s.stream), default=None)
+        if not stretch.space.small:
+            waste[stretch.space] = waste.get(stretch.space, 0) + stretch.size - stretch.live
+    return waste
 
 
 def _empty_segments(heap: Heap, goal: _Goal, units: list[Stretch], close: bool) -> int:
@@ -343,6 +344,7 @@ def _empty_segments(heap: Heap, goal: _Goal, units: list[Stretch], close: bool) 
     least = dict.fromkeys(rooms, 1 << 62)
     for stretch in units:
         least[stretch.space] = min(least[stretch.space], stretch.least)
+    reach = {space: _reach(room, least[space]) for space, room in rooms.items()}
     hopeful = {space for space, room in rooms.items() if room and room[-1] >= least[space]}
     targets: set[Stretch] = set()
     emptied = 0
@@ -353,10 +355,9 @@ def _empty_segments(heap: Heap, goal: _Goal, units: list[Stretch], close: bool) 
                 break
             continue
         room = rooms[space]
-        if not stretch.blocks or room[-1] < stretch.least or stretch.live > 0.97 * stretch.size or stretch in targets:
+        if stretch.live > reach[space] or stretch.live > 0.97 * stretch.size or room[-1] < stretch.least:
             continue
-        usable = bisect.bisect_left(room, stretch.least)
-        if len(room) - usable < FEW and sum(room[usable:]) < stretch.live:
+        if stretch in targets or not stretch.blocks:
             continue
         pieces = list(stretch.pieces())
         live = sorted((p for p in pieces if p.kind == LIVE), key=lambda p: -p.need)
@@ -382,12 +383,19 @@ def _empty_segments(heap: Heap, goal: _Goal, units: list[Stretch], close: bool) 
                 space.add(hole)
             rest = [size for size, _ in space.order]
         rooms[space] = rest
+        reach[space] = _reach(rest, least[space])
         if not rest or rest[-1] < least[space]:
             hopeful.discard(space)
         emptied += stretch.size
         if heap.driver_free + (emptied if close else 0) >= goal.driver:
             break
     return emptied
+
+
+def _reach(room: list[int], least: int) -> int:
+    """What holes of the sizes `room` can hold at most, in blocks of `least` and above; worked out where few can."""
+    first = bisect.bisect_left(room, least)
+    return sum(room[first:]) if len(room) - first < FEW else 1 << 62
 
 
 # -- over the host
