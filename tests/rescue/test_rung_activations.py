@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from cuda_magic.rescue.options import RUNGS
@@ -218,3 +221,24 @@ class TestWhatWasRecorded:
                 assert seen[0]() is None
             finally:
                 gc.enable()
+
+
+COMPILED = """
+import torch
+from cuda_magic.memory.torch import native, safety, threads
+torch.cuda.get_allocator_backend = lambda: "native"
+torch.cuda.is_current_stream_capturing = lambda: False
+threads.using_cuda = lambda: ""
+print(repr(safety.refusals(torch, 0, doing=safety.SAVE)))
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+print(safety.refusals(torch, 0, doing=safety.SAVE))
+"""
+
+
+@pytest.mark.torch
+def test_compiled_code_is_seen():
+    """A real torch.compile leaves the mark that the table looks for; before it there is none."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True, check=True)
+    before, after = done.stdout.splitlines()
+    assert before == "''"
+    assert after == "torch.compile is in use: its backward pass takes all that was saved at once"

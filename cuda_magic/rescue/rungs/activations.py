@@ -57,7 +57,10 @@ class _Activations:
 
 def _ended(hooks: Any) -> tuple[str, int]:
     """Ends the hooks; what they did in one sentence, and the out-of-memory errors that they met and went on from."""
-    hooks.off()
+    try:
+        hooks.off()
+    except RuntimeError as error:  # a lost context; the hooks themselves are off
+        return f"activations: {str(error).splitlines()[0]}", 0
     moved = hooks.moved
     stayed = f", up to {bytes_text(hooks.most_kept)} stayed on the card" if hooks.most_kept else ""
     went = f"{bytes_text(moved['out'])} went to the host and {bytes_text(moved['in'])} came back"
