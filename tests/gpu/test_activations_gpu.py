@@ -241,7 +241,8 @@ def test_the_step_of_8_gib_of_activations():
             for _ in range(steps):
                 model.zero_grad(set_to_none=True)
                 torch.manual_seed(1)
-                loss = model(torch.randn(65536, 1024, device="cuda")).square().mean()
+                x = torch.randn(65536, 1024, device="cuda")  # held while the step runs, as a batch is
+                loss = model(x).square().mean()
                 loss.backward()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
@@ -260,7 +261,7 @@ def test_the_step_of_8_gib_of_activations():
         "save_on_cpu_s": [t[0] for t in theirs], "save_on_cpu_peak_GiB": theirs[-1][1],
     }  # fmt: skip
     ours, equal, moved = [], 0, None
-    for _ in range(8):
+    for _ in range(6):
         made = hooks()
         seconds, peak, found = run(made)
         ours.append((seconds, peak))
@@ -269,7 +270,7 @@ def test_the_step_of_8_gib_of_activations():
     later = [s for s, _ in ours[1:]]
     figures |= {
         "first_s": ours[0][0], "median_s": statistics.median(later), "min_s": min(later),
-        "peak_GiB": max(p for _, p in ours), "equal": f"{equal} of 8",
+        "peak_GiB": max(p for _, p in ours), "equal": f"{equal} of 6",
         "out_GiB": moved["out"] / GIB, "in_GiB": moved["in"] / GIB, "late": moved.get("late", 0),
     }  # fmt: skip
     total = torch.cuda.get_device_properties(0).total_memory
@@ -283,7 +284,7 @@ def test_the_step_of_8_gib_of_activations():
             figures[f"4 steps, cap {cap} GiB"] = str(error)[:90]
         torch.cuda.set_per_process_memory_fraction(1.0)
     record("activations_step", figures)
-    assert equal == 8
+    assert equal == 6
     assert figures["peak_GiB"] < 2.5
     assert figures["median_s"] < figures["save_on_cpu_s"][-1]
 
@@ -299,7 +300,7 @@ def test_bitwise_the_plain_numbers():
         model, x = model.cuda(), x.detach().cuda().requires_grad_(x.requires_grad)
         reference, plain_peak = step(model, x, None, amp)
         repeatable = all(same(step(model, x, None, amp)[0], reference) for _ in range(3))
-        for keep, window, runs in ((0, 16 * MIB, 10), (32 * MIB, 32 * MIB, 3)):
+        for keep, window, runs in ((0, 16 * MIB, 10), (32 * MIB, 32 * MIB, 1)):
             equal, late, out, peak = 0, 0, 0, 0
             for _ in range(runs):
                 made = hooks(keep, window)
@@ -417,6 +418,8 @@ def test_the_arena_is_registered_and_fast():
     y = torch.empty_like(x)
     torch.cuda.synchronize()
     arena = shared(torch)
+    parking.release()
+    assert arena.held == 0
     room = arena.room()
     start = time.perf_counter()
     arena.reserve(4 * GIB)
