@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import sys
 import threading
 import types
+from pathlib import Path
 
+import jupyter_client
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -236,3 +239,51 @@ def test_a_thread_of_the_notebooks_own_packages_counts_nowhere(tmp_path, monkeyp
     finally:
         stop.set()
         thread.join()
+
+
+def test_the_page_has_the_table():
+    """docs/guard.md names each row, what it forbids and what --move-anyway does, as the code has it."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guard.md").read_text()
+    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.count("|") == 5]
+    rows = {cells[0]: cells[1:3] for cells in told}
+    for one in (*safety.PROCESS, *safety.STORAGE):
+        forbids = ", ".join(doing for doing in (safety.MOVE, safety.PARK) if doing in one.forbids)
+        if forbids:
+            assert rows[one.id] == [forbids, one.anyway.split()[0]]
+
+
+def test_the_threads_of_a_kernel_and_of_the_panel_do_not_count():
+    """In a real kernel with a live panel no thread forbids moving; a thread started in a cell does."""
+    root = Path(__file__).resolve().parents[2]
+    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager.start_kernel(env={**os.environ, "PYTHONPATH": paths, "CUDA_MAGIC_PRACTICE": "1"})
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+
+        def said(code: str) -> str:
+            found = []
+
+            def take(message):
+                if message["msg_type"] == "execute_result":
+                    found.append(message["content"]["data"]["text/plain"])
+
+            client.execute_interactive(code, output_hook=take, timeout=60)
+            return found[-1] if found else ""
+
+        said("%load_ext cuda_magic\nimport torch\nfrom cuda_magic.testing import gpu\nx = gpu().empty('1 GiB')")
+        said("%gpu_mem --interval 0.25")
+        look = (
+            "from cuda_magic.memory.torch.threads import using_cuda\nimport time\nseen = set()\n"
+            "for _ in range(200):\n    seen.add(using_cuda())\n    time.sleep(0.005)\nseen"
+        )
+        assert said(look) == "{''}"
+        said("import threading\nstop = threading.Event()\ndef train():\n    stop.wait()")
+        said("threading.Thread(target=train, name='mine').start()")
+        assert said("using_cuda()") == "'mine'"
+        said("stop.set()")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
