@@ -32,7 +32,8 @@ def _start(rung: str, count: int, seed: int, *words: str) -> subprocess.Popen:
 @pytest.fixture(scope="module")
 def runs(request):
     """The programs that the chosen tests need, all at once: (rung, what) to the processes."""
-    wanted = {item.callspec.params["what"] for item in request.session.items if hasattr(item, "callspec")}
+    mine = [item for item in request.session.items if item.nodeid.startswith(request.node.nodeid)]
+    wanted = {item.callspec.params["what"] for item in mine}
     started = {}
     for rung, kind in wanted:
         if kind == "moments":
