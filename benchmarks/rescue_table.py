@@ -60,6 +60,7 @@ def _legend(kept: dict[str, Any]) -> list[str]:
     return [
         "A number is the batch that ran, of the one wanted; – means that the tool searches a batch size and there is"
         " none. Lightning is run with its defaults, which double from 2."
+        " What lived before was intact wherever nothing else is said."
         " *Wrong numbers*: it ran to the end and the result is not that of a run with enough memory."
         + (f" {'; '.join(notes)}." if notes else "")
     ]

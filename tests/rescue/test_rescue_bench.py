@@ -1,4 +1,4 @@
-"""The bench of rescues works: run on the practice GPU, and its verdicts can fail."""
+"""The bench of rescues works: run on the practice GPU, its verdicts can fail, and README's table is its output."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from rescue import is_right, outcome  # noqa: E402
 from rescue_cases import CASES  # noqa: E402
-from rescue_table import cell, markdown  # noqa: E402
+from rescue_table import BEGIN, END, cell, markdown, readme_table  # noqa: E402
 
+RESULTS = ROOT / "benchmarks" / "results" / "rescue.json"
 BY_ID = {case.id: case for case in CASES}
 FINE = {"bs": 24, "tries": 2, "told": True, "result": True, "intact": True}
 
@@ -84,3 +85,9 @@ def test_every_cause_and_scenario_has_a_row():
     assert len(BY_ID) == len(CASES)
     assert {f"S{n}" for n in range(1, 15)} <= {name.rstrip("abc") for name in BY_ID}
     assert {"cycle", "traceback", "fragmentation", "rounding", "idle", "handle", "S4c", "larger"} <= set(BY_ID)
+
+
+def test_the_table_in_readme_is_that_of_the_results():
+    """README's table is made from the result file: ``python benchmarks/rescue.py benchmarks/results --readme``."""
+    text = (ROOT / "README.md").read_text()
+    assert readme_table(json.loads(RESULTS.read_text())) == text[text.index(BEGIN) : text.index(END) + len(END)]
