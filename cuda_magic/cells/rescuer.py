@@ -69,3 +69,9 @@ class Rescuer(Protocol):
 
     def finished(self) -> None:
         """The last statement succeeded."""
+
+    def left(self) -> None:
+        """The cell has ended by an error, which may have come between two of the calls above: nothing stays in force.
+
+        Called after ``gave_up`` too.
+        """

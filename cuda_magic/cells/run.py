@@ -127,6 +127,8 @@ async def _cell(
                 value = result
             del result  # of a statement that is done; `value` is what the cell is worth
     except BaseException as error:
+        if rescuer is not None:
+            _ask(rescuer.left, None)
         if done is not None:
             hooks.show.expect(_whole(error), _ask(done, None))
         elif rescuer is None:

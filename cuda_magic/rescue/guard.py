@@ -74,6 +74,8 @@ class GuardRun:
         self._done: list[ast.stmt] = []
         self._acts = True
         self._modes = ExitStack()
+        self._in_force = ExitStack()
+        self._closed = False
         self._after: list[Callable[[], tuple[str, int]]] = []
         self._ooms: int | None = None
         self._seen = 0
@@ -153,8 +155,8 @@ class GuardRun:
                 self.notes.append(f"{name}: {refused}")
 
     def during(self, step: Step) -> AbstractContextManager[Any]:
-        entered = self._modes.pop_all()
-        return entered if self.attempts > 1 else nullcontext()
+        self._in_force = self._modes.pop_all()
+        return self._in_force if self.attempts > 1 else nullcontext()
 
     def _attempt_ended(self) -> None:
         """Rungs that were in force: surely off, even where an interrupt came into their exit, and what they did."""
@@ -305,6 +307,12 @@ class GuardRun:
         self._close()
         self.bind(self._report("rescued" if self.rescued else "ok", None))
 
+    def left(self) -> None:
+        """An interrupt may have come where nobody was told of it: what is in force ends now."""
+        self._in_force.close()
+        if not self._closed:
+            self._close()
+
     def _close(self) -> None:
         self._modes.close()
         waits = waiting.note(self.shell)
@@ -313,6 +321,7 @@ class GuardRun:
         self._attempt_ended()
         if self.set_aside is not None:
             self.set_aside.after(not self.options.no_move)
+        self._closed = True
 
     def _report(self, status: str, error: BaseException | None) -> Report:
         handled = 0

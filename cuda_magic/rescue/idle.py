@@ -28,6 +28,8 @@ from .doubts import machinery, words
 
 __all__ = ["Below", "Reach", "reach"]
 
+OWN = 2000
+"""Objects that may be frozen: Python 3.12 freezes 375 of its own at its start. A user's gc.freeze() takes thousands."""
 BUDGET = 500_000
 """Objects that are looked at: about 2 s. With more than that everything counts as in use."""
 _ATOMS = (int, float, complex, str, bytes, bytearray, type(None), types.CodeType, types.ModuleType)
@@ -122,7 +124,7 @@ def reach(
         names |= said.names
     if _on_other_threads(namespace):
         return Reach("another thread runs code of this namespace")
-    if gc.get_freeze_count():
+    if gc.get_freeze_count() > OWN:
         return Reach("objects are frozen (gc.freeze): who refers to them cannot be seen")
     graph = _Graph(namespace, shell, below or _Nothing())
     if graph.overflow:

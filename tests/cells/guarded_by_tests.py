@@ -52,6 +52,9 @@ class Repeats:
     def finished(self):
         self.log.append("finished")
 
+    def left(self):
+        pass
+
 
 last: list[Repeats] = []
 make: list[Any] = [lambda line: Repeats(int(line or 1))]
