@@ -168,8 +168,8 @@ class Allocator(Protocol):
         """Clear cuBLAS workspaces, cuFFT plans and pools of other loaded libraries; names what was cleared."""
         ...
 
-    def release_host(self) -> int:
-        """Give back the host memory that parking kept for the next time; bytes."""
+    def release_host(self, *, excess: bool = False) -> int:
+        """Give back the host memory that parking kept for the next time; bytes. `excess`: only where it is much."""
         ...
 
     # -- live storages and moving

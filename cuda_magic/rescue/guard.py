@@ -315,10 +315,13 @@ class GuardRun:
 
     def _close(self) -> None:
         self._modes.close()
+        self._attempt_ended()
         waits = waiting.note(self.shell)
         if waits:
             self.notes.append(waits)
-        self._attempt_ended()
+        allocator = machine().allocator() if self.rungs else None
+        if allocator is not None:
+            allocator.release_host(excess=True)
         if self.set_aside is not None:
             self.set_aside.after(not self.options.no_move)
         self._closed = True

@@ -33,11 +33,14 @@ def note(shell: Any = None) -> str:
 
 
 def bring_back() -> None:
-    """On unloading: bring back what waits; say so where it cannot."""
+    """On unloading: bring back what waits, or say that it cannot; host memory kept for parking is given back."""
     from ..kernel.later import forget
 
     forget()
     left = _settle()
+    allocator = machine().allocator()
+    if allocator is not None:
+        allocator.release_host()
     if left:
         sys.stderr.write(
             f"cuda_magic: {bytes_text(left)} of tensors still wait elsewhere, since the card is full; they are safe to "

@@ -165,7 +165,7 @@ class PracticeAllocator:
     def clear_workspaces(self) -> list[str]:
         return []
 
-    def release_host(self) -> int:
+    def release_host(self, *, excess: bool = False) -> int:
         return 0
 
     # -- live storages and moving

@@ -167,6 +167,18 @@ def test_control_groups_count(tmp_path):
     assert host.available(tmp_path) == 4_000_000_000
 
 
+def test_much_is_not_kept(monkeypatch):
+    """After a rescue more than a quarter of what the host has left goes back; less is kept for the next time."""
+    arena = made()
+    monkeypatch.setattr(rooms, "_shared", [arena])
+    arena.give(arena.take(100 * MIB))
+    monkeypatch.setattr(host, "available", lambda: 4 << 30)
+    assert parking.release(excess=True) == 0
+    monkeypatch.setattr(host, "available", lambda: 256 * MIB)
+    assert parking.release(excess=True) >= 100 * MIB
+    assert parking.release() == arena.held == 0
+
+
 def test_nothing_was_parked_nothing_to_give_back():
     """`%gpu_mem --free` imports no arena, and gives back what the shared one holds."""
     parking.release()

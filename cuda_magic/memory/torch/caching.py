@@ -129,8 +129,8 @@ class TorchAllocator:
     def clear_workspaces(self) -> list[str]:
         return libraries.clear(self.torch) if self.started() else []
 
-    def release_host(self) -> int:
-        return parking.release()
+    def release_host(self, *, excess: bool = False) -> int:
+        return parking.release(excess)
 
     # -- live storages and moving
     def storages(self, device: int, *, doing: str = "move", anyway: bool = False) -> list[Storage]:

@@ -35,10 +35,15 @@ def hooks(torch: Any, device: int, request: int, limit: int) -> Any:
     return Activations(torch, Copies(torch, device, limit), shared(torch), Budget(request, limit))
 
 
-def release() -> int:
-    """Give back what the shared arena holds and nobody uses; bytes of host memory, 0 where nothing was ever parked."""
+def release(excess: bool = False) -> int:
+    """Give back what the shared arena holds and nobody uses; bytes of host memory, 0 where nothing was ever parked.
+
+    `excess`: only where it is more than a quarter of what the host can still give.
+    """
     arena = sys.modules.get(f"{__name__}.arena")  # not imported for this
-    return sum(one.release() for one in arena.existing()) if arena is not None else 0
+    if arena is None:
+        return 0
+    return sum(one.release() for one in arena.existing() if not excess or one.excessive())
 
 
 def session_if_any() -> Session | None:

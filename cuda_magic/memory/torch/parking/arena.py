@@ -147,6 +147,11 @@ class Arena:
             empty()  # what torch's own pinned memory kept
         return given
 
+    def excessive(self) -> bool:
+        """Whether so much is held that others on this host may miss it: over a quarter of what it can still give."""
+        available = host.available() if self.held else None
+        return available is not None and self.held > available // 4
+
     # -- inside
     def _best(self, size: int) -> tuple[Slab, int] | None:
         fits = [
