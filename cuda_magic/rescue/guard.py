@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..cells.rescuer import Step
 from ..machine import machine
+from ..memory.torch import ranks
 from . import figures, marks, randomness, waiting
 from .options import RUNGS, GuardOptions
 from .report import Report
@@ -352,6 +353,9 @@ class GuardRun:
         )
         s.fault = fault
         where = survey(s, error)
+        behind = ranks.left_behind()
+        if behind:
+            common["notes"] += (behind,)
         if self.refused:
             common["notes"] += ("not repeated, since that would not give the same numbers: " + "; ".join(self.refused),)
         room, sizes = where.room, fault.sizes

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType, GeneratorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..memory.torch import ranks
+
 if TYPE_CHECKING:
     from ..cells.rescuer import Step
     from ..memory.allocator import Allocator
@@ -120,11 +122,13 @@ class Marks:
     unknown: list[str] = field(default_factory=list)
     """Iterators that the statement reads and that do not tell where they are."""
     tensors: Any = None
+    ranks: tuple[tuple[str, int], ...] = ()
+    """Collectives that each group of this rank had entered."""
     bound: Collection[str] = ()
 
     def changed(self, namespace: Mapping[str, Any], allocator: Allocator | None) -> list[str]:
         """Sentences naming what changed and cannot be put back; empty when a repeat starts from the same state."""
-        found: list[str] = []
+        found = ranks.changed(self.ranks, namespace)
         if allocator is not None and self.tensors is not None:
             found += allocator.changed(self.tensors)
         lists = [n for n, before in self.containers.items() if n in namespace and _items(namespace[n]) != before]
@@ -148,7 +152,7 @@ class Marks:
 
 def take(step: Step, namespace: Mapping[str, Any], allocator: Allocator | None, saved: Collection[str]) -> Marks:
     """Marks before an attempt of a statement that may act. Names in `saved` are kept by a checkpoint: not marked."""
-    marks = Marks(bound=step.names_bound)
+    marks = Marks(bound=step.names_bound, ranks=ranks.position())
     watched: dict[str, Any] = {}
     for name, value in namespace.items():
         if name[:1] == "_" or name in saved or name in ("In", "Out", "get_ipython"):

@@ -55,10 +55,10 @@ def follow(feed, true, seconds=10):
 
 
 @pytest.mark.two_gpus
-def test_one_engine_a_card(real):
+def test_one_engine_a_card(real, tmp_path):
     """Both engines see both cards: two rows, each with the tensors of its own engine, all alike for the doctor."""
-    real.engines(1, "", CUDA_VISIBLE_DEVICES="0")
-    real.engines(1, "", CUDA_VISIBLE_DEVICES="1")
+    real.engines(1, "", CUDA_VISIBLE_DEVICES="0", NCCL_NVLS_ENABLE="0")
+    real.engines(1, "", CUDA_VISIBLE_DEVICES="1", NCCL_NVLS_ENABLE="0")
     by_card = [real.on(i, "__import__('os').environ['CUDA_VISIBLE_DEVICES']") for i in (0, 1)]
     hold(real)
     table = command.once(str(real.file), None, 95)
@@ -81,6 +81,73 @@ def test_one_engine_a_card(real):
     set_ = command.environment(str(real.file), None, ["CUDA_LAUNCH_BLOCKING=1"], unset=[], force=False, restart=False)
     print(set_)
     assert {v.state for v in set_.variables} == {"after a kernel restart"}
+    _ranks(real, tmp_path)
+
+
+RANK = """
+import torch, torch.distributed as dist
+from cuda_magic.memory.torch import ranks
+rank = {rank}
+torch.cuda.set_per_process_memory_fraction(8 * 2**30 / torch.cuda.mem_get_info()[1])
+dist.init_process_group('nccl', init_method='file://{meet}', rank=rank, world_size=2)
+t = torch.ones(1, device='cuda')
+dist.all_reduce(t)
+get_ipython().run_line_magic('load_ext', 'cuda_magic')
+def E(size): return torch.empty(size << 30, dtype=torch.uint8, device='cuda')
+def fail():
+    a = E(3)
+    b = E(6)
+def total(size):
+    t = torch.full((1,), float(size), device='cuda')
+    dist.all_reduce(t)
+    return t.item()
+counts = [ranks.position()[0][1]]
+total(1)
+counts.append(ranks.position()[0][1])
+print('counts', counts)
+"""
+
+
+def _ranks(real, tmp_path):
+    """The two engines as ranks of one NCCL job: collectives are counted; repeated before one, refused behind one."""
+
+    def run(code):
+        jobs = [real.client[i].execute(code(i) if callable(code) else code, silent=False) for i in (0, 1)]
+        said = []
+        for job in jobs:
+            try:
+                job.get(timeout=30)
+                error = ""
+            except Exception as caught:
+                error = str(caught).splitlines()[0]
+            job.wait_for_output(5)
+            shown = "".join(o["data"].get("text/plain", "") for o in job.outputs)
+            said.append((error, job.stdout.strip(), job.stderr + shown))
+        return said
+
+    for i in (0, 1):
+        real.do(i, "import builtins; builtins.held = None")
+    made = run(lambda i: RANK.format(rank=i, meet=tmp_path / "meet"))
+    print(made)
+    assert [error for error, _, _ in made] == ["", ""]
+    before, after = (int(n.strip(" []")) for n in made[0][1].removeprefix("counts").split(","))
+    assert after == before + 1
+    run("if rank == 0:\n    fail()")
+    zero, one = run("%%cuda_guard\nx = E(5); s = total(x.numel() >> 30)\nprint(s)")
+    print(zero, one)
+    assert zero[:2] == one[:2] == ("", "10.0") and "room was made" in zero[2]
+    run("del x")
+    run("if rank == 0:\n    fail()")
+    run("def step(size):\n    s = total(1)\n    x = E(size)\n    return s, x")
+    zero, one = run("%%cuda_guard\ny = step(5 if rank == 0 else 1)\nprint(y[0])")
+    print(zero, one)
+    assert "out of memory" in zero[0] and one[:2] == ("", "2.0")
+    assert "rank 0 of 2 entered 1 collective with the other ranks" in zero[2]
+    zero, one = run("print(total(rank))")
+    assert zero[1] == one[1] == "1.0"
+    record(
+        "cluster: NCCL ranks on two cards", {"counted by one all_reduce": after - before, "repeated": 1, "refused": 1}
+    )
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...memory.torch import ranks
 from ..situation import Situation
 from . import Did
 
@@ -16,6 +17,9 @@ class _Otherwise:
     def skip(self, s: Situation) -> str:
         if not s.options.otherwise:
             return "--else was not given"
+        alone = ranks.alone()
+        if alone:
+            return alone
         read = [name for name, _ in s.options.otherwise if name in s.read_before]
         return f"an earlier statement of this cell already read {', '.join(read)}" if read else ""
 

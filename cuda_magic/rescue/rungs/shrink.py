@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...memory.torch import ranks
 from ..situation import Situation
 from . import Did
 
@@ -27,6 +28,9 @@ class _Shrink:
     def skip(self, s: Situation) -> str:
         if s.options.shrink is None:
             return "--shrink was not given"
+        alone = ranks.alone()
+        if alone:
+            return alone
         name, floor = s.options.shrink
         names = [name, *([s.options.grow] if s.options.grow else [])]
         for one in names:
