@@ -4,10 +4,12 @@ import ast
 import atexit
 import functools
 import gc
+import subprocess
 import sys
 import threading
 import types
 import weakref
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +26,9 @@ def fewer_objects(monkeypatch):
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
     yield
     gc.unfreeze()
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Thing:
@@ -299,9 +304,22 @@ def test_hostile_objects_run_no_code():
 
 
 def test_a_frozen_heap_is_a_doubt(monkeypatch):
-    """gc.freeze() hides objects from the search."""
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: 5000)
+    """gc.freeze() hides objects from the search; those that Python 3.12 starts with are none of the user's."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 60_000)
     assert "frozen" in idle("x = 1", namespace())[1]
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
+    assert idle("x = 1", namespace())[1] == ""
+
+
+def test_a_plain_interpreter_is_no_doubt():
+    """In a process of its own, as it starts: the variables that the statement does not name are idle."""
+    code = (
+        "import ast, sys\nfrom cuda_magic.rescue.idle import reach\nclass T: pass\nt, u = T(), T()\n"
+        "found = reach(ast.parse('t').body[0], globals())\n"
+        "print(found.doubt, found.idle(t), found.idle(u))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "False True", done.stdout + done.stderr
 
 
 def test_too_many_objects_are_a_doubt(monkeypatch):
