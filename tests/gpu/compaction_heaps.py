@@ -38,7 +38,8 @@ class Heap:
         self.total = int(self.pattern.view(torch.int64).sum())
         gc.collect()
         torch.cuda.empty_cache()
-        self.cap = draw.choice([512, 1024, 2048]) * MIB + torch.cuda.memory_reserved()
+        room = [32, 64, 128] if kind == "small" else [512, 1024, 2048]
+        self.cap = draw.choice(room) * MIB + torch.cuda.memory_reserved()
         cap(self.cap)
         self.live: list[torch.Tensor] = []
         self.graphs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -67,7 +68,7 @@ class Heap:
             for _ in range(draw.randint(1, 4)):
                 leaf = torch.rand(draw.randint(1, 4) * MIB, device="cuda", requires_grad=True)
                 self.graphs.append((leaf, leaf.exp().sum()))  # the result of exp lives in the graph only
-        for _ in range(draw.randint(30, 300)):
+        for _ in range(draw.randint(300, 900) if self.kind == "small" else draw.randint(30, 300)):
             stream = draw.choice([None, *self.streams])
             try:
                 with torch.cuda.stream(stream):
@@ -76,7 +77,7 @@ class Heap:
                 for _ in range(draw.randint(1, max(1, len(self.live) // 3))):
                     if self.live:
                         del self.live[draw.randrange(len(self.live))]
-        share = draw.uniform(0.1, 0.8)
+        share = draw.uniform(0.4, 0.9) if self.kind == "small" else draw.uniform(0.1, 0.8)
         self.live = [t for t in self.live if draw.random() > share]
         for i, tensor in enumerate(self.live):
             tensor.copy_(self.part(i, tensor))
