@@ -68,22 +68,31 @@ def predict(allocator: Allocator, device: int, request: int) -> Plan | None:
         return _plan(allocator, allocator.survey(device), request)[0]
 
 
-def compact(allocator: Allocator, device: int, request: int, *, anyway: bool = False) -> Outcome:
-    """Make one free piece of `request` bytes on `device`, if a plan says that this will succeed.
+def compact(allocator: Allocator, device: int, *requests: int, anyway: bool = False) -> Outcome:
+    """Make one free piece on `device`, if a plan says that this will succeed.
 
-    With `anyway` also where an address may be remembered elsewhere.
+    Parameters
+    ----------
+    requests
+        Bytes; the first for which there is a plan is taken.
+    anyway
+        Also where an address may be remembered elsewhere (``--move-anyway``).
     """
     with collector_paused():
-        return _compact(allocator, device, request, anyway)
+        return _compact(allocator, device, requests, anyway)
 
 
-def _compact(allocator: Allocator, device: int, request: int, anyway: bool) -> Outcome:
+def _compact(allocator: Allocator, device: int, requests: tuple[int, ...], anyway: bool) -> Outcome:
     started = time.perf_counter()
     outcome = Outcome(False)
     for _ in range(TRIES):
         found = allocator.survey(device, anyway=anyway)
         surveyed = time.perf_counter()
-        chosen, reason = _plan(allocator, found, request)
+        chosen, reason = None, ""
+        for request in requests:
+            chosen, reason = _plan(allocator, found, request)
+            if chosen is not None:
+                break
         now = time.perf_counter()
         if chosen is None:
             return Outcome(False, outcome.reason or reason, seconds=now - started, planning=now - surveyed)

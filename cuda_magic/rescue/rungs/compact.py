@@ -37,16 +37,14 @@ class _Compact:
         return refused
 
     def run(self, s: Situation) -> Did:
-        from ...memory.compaction import Outcome, compact
+        from ...memory.compaction import compact
 
         assert s.allocator is not None and s.device is not None and s.request is not None
         # the message rounds what was asked: first all that the statement took, then the request, rounded up and as said
         sizes = sorted({s.need or s.request, s.request + s.fault.sizes.precision, s.request}, reverse=True)
-        outcome = Outcome(False)
-        for size in sizes:
-            outcome = compact(s.allocator, s.device, size, anyway=s.options.move_anyway)
-            if outcome.done:
-                return Did(reason=_said(outcome), repeat=True, moved=outcome.moved)
+        outcome = compact(s.allocator, s.device, *sizes, anyway=s.options.move_anyway)
+        if outcome.done:
+            return Did(reason=_said(outcome), repeat=True, moved=outcome.moved)
         return Did("failed", outcome.reason, moved=outcome.moved)
 
 
