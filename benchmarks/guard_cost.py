@@ -27,23 +27,28 @@ sys.path.insert(0, str(ROOT))
 BODIES = {
     "one line": "x = 1",
     "ten lines": "\n".join(f"x{i} = {i}" for i in range(10)),
+    "ten calls": "\n".join(f"y{i} = abs({i})" for i in range(10)),
     "a loop and an expression": "total = 0\nfor i in range(100):\n    total += i\ntotal",
+    "a function and its call": (
+        "def f(a, b=2):\n    c = a + b\n    for i in range(3):\n        c += i\n    return c\n\nprint(f(1), f(2))"
+    ),
 }
 ROUNDS = 400
 
 
 def measure(shell, body: str, rounds: int = ROUNDS) -> SimpleNamespace:
     """Median microseconds of the three ways to run `body`, and the guard's cost over the plain cell."""
-    ways = {"plain": f"# c\n{body}", "time": f"%%time\n{body}", "guard": f"%%cuda_guard\n{body}"}
+    ways = {"plain": "# c\n", "time": "%%time\n", "guard": "%%cuda_guard\n"}
     spent: dict[str, list[float]] = {way: [] for way in ways}
     with contextlib.redirect_stdout(io.StringIO()):
-        for text in ways.values():
-            shell.run_cell(text)
+        for line in ways.values():
+            shell.run_cell(line + body)
         gc.disable()  # so that a collection is one that somebody asked for
         modules, collections = set(sys.modules), sum(s["collections"] for s in gc.get_stats())
         try:
-            for _ in range(rounds):
-                for way, text in ways.items():
+            for number in range(rounds):
+                for way, line in ways.items():
+                    text = f"{line}# edit {number}\n{body}"  # a cell that was edited: nothing of it is known
                     start = time.process_time()
                     shell.run_cell(text)
                     spent[way].append(time.process_time() - start)

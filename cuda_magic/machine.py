@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .devices.model import DeviceSource
     from .doctor.facts import Facts
     from .memory.allocator import Allocator
@@ -48,9 +51,7 @@ class RealMachine:
         return source()
 
     def allocator(self) -> Allocator | None:
-        from .memory.torch import allocator
-
-        return allocator()
+        return _torch_allocator()()
 
     def startup(self, full: bool = False) -> Any:
         from .doctor.startup import probe
@@ -65,6 +66,13 @@ class RealMachine:
         if not reading.status.ok:
             reading = Nvml().read()  # an old failure is kept for a while: the doctor asks anew
         return gather(self.startup(full=full), reading)
+
+
+@functools.cache  # asked before every guarded statement: an import statement would cost ten times as much
+def _torch_allocator() -> Callable[[], Allocator | None]:
+    from .memory.torch import allocator
+
+    return allocator
 
 
 _machine: Machine = RealMachine()

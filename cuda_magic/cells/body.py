@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import ast
+import codeop
 import inspect
 import io
+import itertools
+import re
 import tokenize
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from IPython.core.displayhook import DisplayHook
 
-from .names import bound
+from .names import bound, perhaps_bound
 from .rescuer import Step
 
 __all__ = ["Body", "Compiled", "Translated", "translate"]
 
 
-@dataclass(frozen=True)
-class Translated:
-    """A body as Python: its magics translated, and whether it awaits at its top level."""
+class Translated(NamedTuple):
+    """A body as Python: its magics translated, parsed, and whether it awaits at its top level."""
 
     source: str
+    tree: ast.Module
+    """Parsed below `above` empty lines."""
+    above: int
     awaits: bool
+    warns: bool
+    """Whether parser or compiler may have warned of something; the plain cell says so each time that it asks them."""
 
 
 def translate(shell: Any, body: str) -> Translated:
@@ -33,24 +39,95 @@ def translate(shell: Any, body: str) -> Translated:
     Raises
     ------
     SyntaxError
-        If the body does not compile.
+        If the body cannot be parsed, or may await and cannot be compiled. Else what only the compiler finds is raised
+        when the statement's turn comes, as in the plain cell.
     """
     source = shell.transform_cell(body)
-    code = compile(source, "<>", "exec", _flags(shell))
-    return Translated(source, bool(code.co_flags & inspect.CO_COROUTINE))
+    above = 1 + len(_blank(body))  # the magic's own line
+    # "<>" is where IPython tries a cell first: warnings of the compiler name it
+    tree = shell.compile.ast_parse("\n" * above + source, "<>")
+    awaits, warns = False, _may_warn(source)
+    may_await = "await" in source or "async" in source
+    if warns or may_await:
+        try:
+            code = compile(tree, "<>", "exec", shell.compile.flags | _flags(shell), True)
+        except SyntaxError:
+            if may_await:
+                raise
+        else:
+            awaits = bool(code.co_flags & inspect.CO_COROUTINE)
+    return Translated(source, tree, above, awaits, warns)
 
 
 def _flags(shell: Any) -> int:
     return ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """One statement ready to run. `shown`: its value is the value of the cell."""
+def _blank(body: str) -> list[str]:
+    """An empty line for each blank one that the body begins with: IPython's translation drops them."""
+    if not body[:1].isspace():
+        return []
+    return list(itertools.takewhile(lambda text: not text, (line.strip() for line in body.splitlines())))
+
+
+# All else is compiled once, statement by statement.
+_MAY_WARN = tuple(
+    (part, re.compile(pattern))
+    for part, pattern in (
+        ("\\", r"""\\[^\n\\'"abfnrtv0-7xNuU]|\\[4-7][0-7][0-7]"""),  # unknown escapes
+        ("", r"\d(?:and|else|for|if|in|is|not|or)\b"),  # numbers that run into a keyword
+        ("is", r"\bis\b"),  # a literal's identity
+        ("assert", r"\bassert\b"),  # of a tuple
+        ("finally", r"\bfinally\b"),  # return in it
+        (
+            "",
+            r"""[(\[](?:(?<=["'\d)\]}.].)|(?<=["'\d)\]}.]\s.)|(?<=None.)|(?<=True.)|(?<=False.))""",
+        ),  # constants called or subscripted
+    )
+)
+"""(what must be there, and how) for a warning of parser or compiler; more is found than there is."""
+
+
+def _may_warn(source: str) -> bool:
+    return any(part in source and pattern.search(source) for part, pattern in _MAY_WARN)
+
+
+class Statement(Step):
+    """A top-level statement, or the first of some that bind constants.
+
+    Its text and the names that it binds are found when somebody asks.
+    """
+
+    def __init__(self, index: int, nodes: list[ast.stmt], code: CodeType, lines: list[str]) -> None:
+        first, last = nodes[0], nodes[-1]
+        self.index, self.node = index, first
+        self.first_line, self.last_line = first.lineno, last.end_lineno or last.lineno
+        self.awaits = bool(code.co_flags & inspect.CO_COROUTINE)
+        self._code, self._lines = code, lines
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        return "\n".join(self._lines[self.first_line - 1 : self.last_line])
+
+    @property
+    def names_bound(self) -> frozenset[str]:  # type: ignore[override]
+        return bound(self._code)
+
+    @property
+    def names_perhaps_bound(self) -> Iterable[str]:
+        return perhaps_bound(self._code)
+
+
+class Compiled(NamedTuple):
+    """One statement ready to run.
+
+    `shown`: its value is the value of the cell. `plain`: it only gives constants a name, which asks for no memory.
+    """
 
     step: Step
     code: CodeType
-    shown: bool
+    shown: bool = False
+    plain: bool = False
 
 
 class Body:
@@ -62,7 +139,7 @@ class Body:
         IPython's shell.
     body
         The cell below the magic's line.
-    source
+    translated
         The same with its magics translated.
     raw
         The whole cell as the user typed it, or None if unknown.
@@ -72,9 +149,13 @@ class Body:
         Name of the cell magic, for the first line where `raw` is not known.
     """
 
-    def __init__(self, shell: Any, body: str, source: str, raw: str | None, number: int, *, magic: str) -> None:
+    def __init__(
+        self, shell: Any, body: str, translated: Translated, raw: str | None, number: int, *, magic: str
+    ) -> None:
         self.shell = shell
-        self.source = source
+        self.source = translated.source
+        self.refused: BaseException | None = None
+        """What the compiler said of a statement that could be parsed."""
         above = [f"%%{magic}"]
         if raw is not None and raw.rstrip("\n").endswith(body.rstrip("\n")):
             whole, part = raw.rstrip("\n"), body.rstrip("\n")
@@ -82,14 +163,14 @@ class Body:
             above = whole[: len(whole) - len(part)].split("\n")[:-1] if len(whole) != len(part) else []
         else:
             raw = None
-        for text in body.splitlines():  # transform_cell drops leading blank lines
-            if text.strip():
-                break
-            above.append("")
-        padded = "".join(f"# {line}\n" if line else "\n" for line in above) + source
+        above += _blank(body)
+        padded = "".join([f"# {line}\n" if line else "\n" for line in above]) + self.source
         self._lines = padded.splitlines()
         self.name = shell.compile.cache(padded, number, raw_code=raw or padded)
-        self.nodes: list[ast.stmt] = shell.transform_ast(shell.compile.ast_parse(padded, filename=self.name)).body
+        tree = translated.tree
+        if len(above) != translated.above or translated.warns:
+            tree = shell.compile.ast_parse(padded, filename=self.name)
+        self.nodes: list[ast.stmt] = shell.transform_ast(tree).body
 
     def statements(self) -> Iterator[Compiled]:
         """Each top-level statement, compiled when its turn comes: an earlier one may change the compiler's flags."""
@@ -97,13 +178,23 @@ class Body:
         nodes = list(self.nodes)
         if not nodes:
             return
-        name = _assigned_name(nodes[-1])
-        if mode == "last_expr_or_assign" and name is not None:
+        name = _assigned_name(nodes[-1]) if mode == "last_expr_or_assign" else None
+        if name is not None:
             load = ast.copy_location(ast.Expr(ast.Name(name, ast.Load())), nodes[-1])
             nodes.append(ast.fix_missing_locations(load))
-        for index, node in enumerate(nodes):
+        rename = getattr(self.shell, "_update_code_co_name", None)  # IPython 7.34 and 8: "<cell line: n>"
+        together = rename is None and mode not in ("all", "last")  # one code has one name, and shows nothing
+        index = -1
+        while index < len(nodes) - 1:
+            index += 1
+            node = nodes[index]
             last = index == len(nodes) - 1
             tree: ast.mod
+            if together and (group := _constants(nodes, index)):
+                index += len(group) - 1
+                code = self._compile(node, ast.Module(group, []), "exec")
+                yield Compiled(Statement(index, group, code, self._lines), code, plain=True)
+                continue
             if last and isinstance(node, ast.Expr) and mode != "none":
                 # The magic returns this value and the outer cell displays it, once and by its own rules.
                 tree, kind = ast.Expression(node.value), "eval"
@@ -111,22 +202,24 @@ class Body:
                 tree, kind = ast.Interactive([node]), "single"
             else:
                 tree, kind = ast.Module([node], []), "exec"
-            with self.shell.compile.extra_flags(_flags(self.shell)):
-                code: CodeType = self.shell.compile(tree, self.name, kind)
-            rename = getattr(self.shell, "_update_code_co_name", None)  # IPython 7.34 and 8: "<cell line: n>"
+            code = self._compile(node, tree, kind)
             if rename is not None:
                 code = rename(code)
-            first, end = node.lineno, node.end_lineno or node.lineno
-            step = Step(
-                index=index,
-                source="\n".join(self._lines[first - 1 : end]),
-                first_line=first,
-                last_line=end,
-                names_bound=bound(code),
-                awaits=bool(code.co_flags & inspect.CO_COROUTINE),
-                node=node,
-            )
-            yield Compiled(step, code, kind == "eval")
+            yield Compiled(Statement(index, [node], code, self._lines), code, kind == "eval")
+
+    def _compile(self, node: ast.stmt, tree: ast.mod, kind: str) -> CodeType:
+        """As the shell's compiler does it, without its search for new ``__future__`` flags where none can be."""
+        compiler, flags = self.shell.compile, _flags(self.shell)
+        try:
+            if isinstance(node, ast.ImportFrom) or type(compiler).__call__ is not codeop.Compile.__call__:
+                with compiler.extra_flags(flags):
+                    code: CodeType = compiler(tree, self.name, kind)
+            else:
+                code = compile(tree, self.name, kind, compiler.flags | flags, True)  # type: ignore[call-overload]
+        except BaseException as error:
+            self.refused = error
+            raise
+        return code
 
     @property
     def silenced(self) -> bool:
@@ -138,6 +231,23 @@ class Body:
             return bool(check(self.source))
         except Exception:  # noqa: BLE001 - it raises on what it cannot tokenize
             return False
+
+
+def _constants(nodes: list[ast.stmt], start: int) -> list[ast.stmt]:
+    """The statements from `start` on that only give a constant a name: they cannot fail, and run as one.
+
+    None of them has the constant of another, since Python would make one object of the two.
+    """
+    found: list[ast.stmt] = []
+    seen = set()
+    for node in nodes[start:]:
+        if type(node) is not ast.Assign or type(node.value) is not ast.Constant or len(node.targets) != 1:
+            break
+        if type(node.targets[0]) is not ast.Name or node.value.value in seen:
+            break
+        seen.add(node.value.value)
+        found.append(node)
+    return found
 
 
 def _assigned_name(node: ast.stmt) -> str | None:

@@ -167,15 +167,26 @@ class Show:
         self._error: int | None = None
         self._below: Any = None
         self._group_text: list[str] | None = None
+        self._refused = False
         self._before: Any = None
 
-    def expect(self, error: BaseException, below: Any = None, text: list[str] | None = None) -> None:
-        """`error` is about to leave the cell; `below` is displayed under it; `text` replaces its traceback."""
+    def expect(
+        self,
+        error: BaseException,
+        below: Any = None,
+        text: list[str] | None = None,
+        refused: BaseException | None = None,
+    ) -> None:
+        """`error` is about to leave the cell; `below` is displayed under it; `text` replaces its traceback.
+
+        `refused` is the error if the compiler raised it: the plain cell shows it as no error of running code.
+        """
         if self._error == id(error) and below is None and text is None:
             return  # told of already, with what belongs below
         self.cancel()
         self._error, self._below = id(error), below
         self._group_text = text if text and _holds_group(error) else None
+        self._refused = error is refused
         self._before = vars(self.shell).get("showtraceback")
         self.shell.showtraceback = self._showtraceback
 
@@ -204,6 +215,8 @@ class Show:
         if text is not None:
             sys.last_type, sys.last_value, sys.last_traceback = type(error), error, top
             sys.stderr.write("".join(text))
+        elif self._refused:
+            self.shell.showtraceback()
         else:
             self.shell.showtraceback(exc_tuple, *args, **options)
         if below is not None:

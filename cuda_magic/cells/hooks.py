@@ -17,6 +17,26 @@ AWAITING = "_cuda_magic_await"
 """Name of the hidden cell magic that a cell which awaits is rewritten to call."""
 
 
+_CALL = "get_ipython().run_cell_magic("
+"""What IPython makes of a cell magic, followed by the reprs of its name, its line and its body."""
+
+
+def _arguments(call: str, before: str) -> tuple[str, str]:
+    """(line, body) of a cell magic's call."""
+    rest = call[len(before) :]
+    quote, body = rest[4:5], rest[5:-3]
+    if (
+        rest.startswith("'', ")
+        and rest.endswith(f"{quote})\n")
+        and quote not in body
+        and body.count("\\") == body.count("\\n")
+    ):
+        return "", body.replace("\\n", "\n")  # no other escape: Python's parser is spared
+    tree: Any = compile(call, "<>", "eval", ast.PyCF_ONLY_AST)
+    _, line, last = (argument.value for argument in tree.body.args)
+    return line, last
+
+
 class Hooks:
     """The event callbacks, the input transformer and the hidden magic of one shell; `remove` undoes `install`.
 
@@ -55,7 +75,7 @@ class Hooks:
         return number
 
     def translate(self, body: str) -> Translated:
-        """`body` as Python; kept, since the transformer and the magic both ask for the same one."""
+        """`body` as Python; kept until a cell has run, since a front end and the magic ask for the same one again."""
         if self._last is None or self._last[0] != body:
             before, self.translating = self.translating, True
             try:
@@ -63,6 +83,12 @@ class Hooks:
             finally:
                 self.translating = before
         return self._last[1]
+
+    def take(self, body: str) -> Translated:
+        """`translate`, for the one who runs it: it is not kept any longer, nor may a second one run the same tree."""
+        translated = self.translate(body)
+        self._last = None
+        return translated
 
     def install(self) -> None:
         """Register everything. Loading the extension calls this."""
@@ -89,6 +115,7 @@ class Hooks:
 
     def _post_execute(self) -> None:
         self._running = False
+        self._last = None  # what an automagic, an alias or autocall means may be another thing by now
 
     def _pre_run_cell(self, info: Any) -> None:
         self.raw, self.stored = info.raw_cell, bool(info.store_history)
@@ -115,16 +142,17 @@ class Hooks:
             self.translating = before
 
     def _transformed(self, lines: list[str]) -> list[str]:
-        if len(lines) != 1 or not lines[0].startswith("get_ipython().run_cell_magic("):
+        if len(lines) != 1 or not lines[0].startswith(_CALL):
             return lines
         for name in self.names:
-            if lines[0].startswith(f"get_ipython().run_cell_magic({name!r}, "):
+            if lines[0].startswith(f"{_CALL}{name!r}, "):
                 break
         else:
             return lines
-        call = ast.parse(lines[0]).body[0].value  # type: ignore[attr-defined]
-        _, line, body = (ast.literal_eval(argument) for argument in call.args)
+        line, body = _arguments(lines[0], f"{_CALL}{name!r}, ")
         self.name = name
+        if self._last is not None and self._last[1].warns:
+            self._last = None
         try:
             translated = self.translate(body)
         except SyntaxError:

@@ -7,6 +7,7 @@ A cell that runs without one is the plain cell.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 __all__ = ["Rescuer", "Step"]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Step:
     """One top-level statement of a cell."""
 
@@ -31,9 +32,16 @@ class Step:
     """Whether other tasks may run while it runs."""
     node: ast.stmt = field(repr=False, compare=False)
 
+    @property
+    def names_perhaps_bound(self) -> Iterable[str]:
+        """At least `names_bound`."""
+        return self.names_bound
+
 
 class Rescuer(Protocol):
     """Told of each attempt. An exception from any of these methods ends the rescue, never the user's error.
+
+    Statements that only give constants a name cannot run out of memory: of them nothing is told.
 
     For one statement, in this order: ``before``, ``during`` (around the attempt); after a failure ``noticed``, and
     if that says True: the frames are forgotten, the names that the attempt bound are put back, then ``recover``; if
@@ -43,8 +51,8 @@ class Rescuer(Protocol):
     def before(self, step: Step, namespace: dict[str, Any]) -> None:
         """Take cheap marks before an attempt. Called for each statement, so it must cost microseconds."""
 
-    def during(self, step: Step) -> AbstractContextManager[Any]:
-        """What is in force around an attempt; ``nullcontext()`` for the first one, as a rule."""
+    def during(self, step: Step) -> AbstractContextManager[Any] | None:
+        """What is in force around an attempt; None for the first one, as a rule."""
 
     def noticed(self, error: BaseException, step: Step) -> bool:
         """Classify a failure, inside the ``except`` block. True: try to rescue. False: raised as in a plain cell.

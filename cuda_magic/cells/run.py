@@ -14,7 +14,7 @@ from ..errors import UserError
 from .body import Body, Compiled, Translated
 from .failure import Failure
 from .names import Saved
-from .rescuer import Rescuer, Step
+from .rescuer import Rescuer
 
 __all__ = ["run", "run_plain"]
 
@@ -61,7 +61,7 @@ def _start(magics: Any, body: str, rescuer: Rescuer | None, done: Callable[[], A
     __tracebackhide__ = True
     hooks = magics.hooks
     awaited, hooks.awaited = hooks.awaited, False
-    translated = hooks.translate(body)
+    translated = hooks.take(body)
     if translated.awaits and not awaited:
         raise UserError(f"a cell that awaits needs %%{hooks.name} as its very first line.")
     cell = _cell(hooks, body, translated, rescuer, done)
@@ -113,11 +113,12 @@ async def _cell(
 ) -> Any:
     __tracebackhide__ = True
     value = None
-    cell = Body(hooks.shell, body, translated.source, hooks.raw, hooks.number, magic=hooks.name)
-    stored, carry = hooks.stored, not translated.awaits
+    cell = Body(hooks.shell, body, translated, hooks.raw, hooks.number, magic=hooks.name)
+    stored, carry, watched = hooks.stored, not translated.awaits, rescuer is not None
     try:
         for statement in cell.statements():
-            if rescuer is None:
+            watched = rescuer is not None and not statement.plain
+            if rescuer is None or statement.plain:
                 result = _evaluate(hooks.shell, statement.code, carry)
                 if statement.step.awaits:
                     result = await result
@@ -130,9 +131,9 @@ async def _cell(
         if rescuer is not None:
             _ask(rescuer.left, None)
         if done is not None:
-            hooks.show.expect(_whole(error), _ask(done, None))
-        elif rescuer is None:
-            hooks.show.expect(_whole(error))
+            hooks.show.expect(_whole(error), _ask(done, None), refused=cell.refused)
+        elif not watched or cell.refused is not None:
+            hooks.show.expect(_whole(error), refused=cell.refused)
         raise
     if rescuer is not None:
         _ask(rescuer.finished, None)
@@ -153,11 +154,13 @@ async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer, carry: boo
         saved = Saved(step, namespace)
         _ask(rescuer.before, None, step, namespace)
         try:
-            with _Around(rescuer, step):
+            modes = _ask(rescuer.during, None, step)
+            if modes is None:
                 result = _evaluate(shell, statement.code, carry)
-                if step.awaits:
-                    result = await result
-                return result
+                return await result if step.awaits else result
+            with _Around(modes):
+                result = _evaluate(shell, statement.code, carry)
+                return await result if step.awaits else result
         except BaseException as error:
             result = None
             whole = _whole(error)
@@ -197,26 +200,21 @@ async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer, carry: boo
 class _Around:
     """The rescuer's modes around one attempt; an error of theirs is told and does not replace the user's."""
 
-    def __init__(self, rescuer: Rescuer, step: Step) -> None:
-        self._rescuer, self._step = rescuer, step
-        self._modes: AbstractContextManager[Any] | None = None
+    def __init__(self, modes: AbstractContextManager[Any]) -> None:
+        self._modes, self._entered = modes, False
 
     def __enter__(self) -> None:
-        modes = _ask(self._rescuer.during, None, self._step)
-        if modes is not None and _ask(self._entered, False, modes):
-            self._modes = modes
+        self._entered = _ask(self._enter, False)
 
-    @staticmethod
-    def _entered(modes: AbstractContextManager[Any]) -> bool:
-        modes.__enter__()
+    def _enter(self) -> bool:
+        self._modes.__enter__()
         return True
 
     def __exit__(self, *error: Any) -> None:
-        modes, self._modes = self._modes, None
-        if modes is None:
+        if not self._entered:
             return
         try:
-            modes.__exit__(*error)
+            self._modes.__exit__(*error)
         except (Exception, SystemExit, GeneratorExit) as own:  # noqa: BLE001 - ours; the user's goes on
             if own is not error[1]:
                 _tell(own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
@@ -137,23 +137,22 @@ def _size(text: str | None, flag: str) -> int:
         raise UserError(f"cuda_guard: {flag} takes a size such as 2GiB or 512MiB, not {text!r}.") from None
 
 
-@lru_cache(maxsize=32)
-def _parsed(line: str) -> Any:
-    """The parsed line, kept: a cell that runs again has the same one. Nobody changes it."""
-    return SPEC.parse(_words(line))
-
-
 def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
-    """The options of a line, and the parsed line itself.
+    """The options of a line, and the parsed line itself; kept: a cell that runs again has the same line.
 
     Raises
     ------
     UserError
         One sentence with the nearest right spelling.
     """
+    return _options(line, settings.retries, settings.wait, settings.quiet)
+
+
+@lru_cache(maxsize=32)
+def _options(line: str, default_retries: int, default_wait: float, default_quiet: bool) -> tuple[GuardOptions, Any]:
     from ..rescue.options import GuardOptions, other_card
 
-    given = _parsed(line)
+    given = SPEC.parse(_words(line))
     otherwise = []
     for text in given.otherwise or ():
         name, equals, expression = text.partition("=")
@@ -168,8 +167,8 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
         raise UserError("cuda_guard: --no-move and --move-anyway contradict each other.")
     if given.grow and not given.shrink:
         raise UserError("cuda_guard: --grow needs --shrink NAME, whose variable goes down.")
-    retries = settings.retries if given.retries is None else given.retries
-    wait = settings.wait if given.wait is None else given.wait
+    retries = default_retries if given.retries is None else given.retries
+    wait = default_wait if given.wait is None else given.wait
     if retries < 0 or not wait >= 0:  # so that nan is refused too
         raise UserError("cuda_guard: --retries and --wait are 0 or more.")
     checkpoint = tuple(_name(n.strip(), "--checkpoint") for n in (given.checkpoint or "").split(",") if n.strip())
@@ -187,7 +186,7 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
         only=_rungs(given.only, "--only"),
         without=_rungs(given.without, "--without"),
         report=_name(given.report, "--report") if given.report else None,
-        quiet=given.quiet or settings.quiet,
+        quiet=given.quiet or default_quiet,
         park=other_card(given.park, "cuda_guard: --park") if given.park is not None else None,
         reserve=_size(given.reserve, "--reserve"),
     )
@@ -196,6 +195,8 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
 
 def _check_names(made: GuardOptions, shell: Any, hooks: Any, body: str) -> None:
     """Refuse what cannot work before anything runs: names that are nowhere, or that the cell itself assigns."""
+    if not (made.checkpoint or made.otherwise or made.shrink or made.grow):
+        return
     import ast
 
     asked = dict.fromkeys(made.checkpoint, "--checkpoint")
@@ -204,10 +205,8 @@ def _check_names(made: GuardOptions, shell: Any, hooks: Any, body: str) -> None:
         asked[made.shrink[0]] = "--shrink"
     if made.grow:
         asked[made.grow] = "--grow"
-    if not asked:
-        return
     try:
-        tree = ast.parse(hooks.translate(body).source)
+        tree = hooks.translate(body).tree
     except SyntaxError:
         return  # IPython says it best, when the cell runs
     assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
@@ -222,6 +221,15 @@ def _check_names(made: GuardOptions, shell: Any, hooks: Any, body: str) -> None:
             raise UserError(f"cuda_guard: {flag} names {name!r}, which does not exist.{nearest(name, known)}")
 
 
+@cache
+def _rooms() -> tuple[Any, Any]:
+    """What runs and rescues a cell, loaded with the first guarded one."""
+    from ..cells import run
+    from ..rescue.guard import GuardRun
+
+    return run, GuardRun
+
+
 def run(magics: Any, line: str, cell: str | None) -> Any:
     """The value of the guarded cell, or the report of the last one."""
     __tracebackhide__ = True
@@ -230,9 +238,7 @@ def run(magics: Any, line: str, cell: str | None) -> Any:
         return _line(magics, line, given)
     if given.all or given.off:
         raise UserError("cuda_guard: --all and --off stand on a line of their own, as in %cuda_guard --all")
-    from ..cells import run as run_cell
-    from ..rescue.guard import GuardRun
-
+    run_cell, guard_run = _rooms()
     _check_names(made, magics.shell, magics.hooks, cell)
 
     def bind(report: Report) -> None:
@@ -240,7 +246,7 @@ def run(magics: Any, line: str, cell: str | None) -> Any:
         if made.report:
             magics.shell.user_ns[made.report] = report
 
-    return run_cell(magics, cell, GuardRun(made, magics.shell, bind=bind))
+    return run_cell(magics, cell, guard_run(made, magics.shell, bind=bind))
 
 
 def _line(magics: Any, line: str, given: Any) -> Any:

@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "cudamalloc")
 """Rungs whose repeats are not counted by --retries: each is tried once, or ends by itself."""
 
-_NO_MARKS = marks.Marks()
+_NO_MARKS = marks.Marks(None, {}, {})
 """Of a statement that cannot change anything; nobody writes to it."""
 
 
@@ -72,8 +72,9 @@ class GuardRun:
         self.rungs: list[RungResult] = []
         self.notes: list[str] = []
         self.rescued = False
-        self._done: list[ast.stmt] = []
+        self._done: list[ast.AST] = []
         self._acts = True
+        self._marker: marks.Marker | None = None
         self._modes = ExitStack()
         self._in_force = ExitStack()
         self._closed = False
@@ -101,7 +102,8 @@ class GuardRun:
         self._figures: frozenset[int] = frozenset()
         self._saved: list[Callable[[], None]] = []
         self._kept: tuple[str, ...] = ()
-        self._marks = _NO_MARKS
+        self._marks: marks.Marks | None = _NO_MARKS
+        """None: they could not be taken."""
         self._signature: object = None
         self._stuck = False
         self.over = False
@@ -112,35 +114,42 @@ class GuardRun:
 
     # -- while a cell runs
     def before(self, step: Step, namespace: dict[str, Any]) -> None:
-        allocator = None
+        allocator: Allocator | None = None
         if self._ooms is None:
             allocator = machine().allocator()
             if allocator is not None:
                 allocator.settle()  # what an earlier cell had to leave elsewhere
             self._ooms = _count_ooms(allocator)
         self.namespace = namespace
-        new = self._step is None or step.index != self._step.index
+        last = self._step
+        new = last is None or step.index != last.index
         if new:
-            if self._step is not None:
-                self._done.append(self._step.node)  # what they read is asked only in a rescue
-            self._step = step
-            self._new_statement()
+            if last is not None:
+                self._done.append(last.node)  # what they read is asked only in a rescue
+                if self._acts or self.attempts > 1:
+                    self._new_statement()
+            self._step, self.attempts = step, 0
             self._acts = marks.may_act(step.node)
             if self.set_aside is not None:
                 self.set_aside.before(allocator or machine().allocator())
         self.attempts += 1
         if not self._acts:
             return
+        self._marks = None
         allocator = allocator or machine().allocator()
         if new:
-            self._random = randomness.take(namespace, allocator)
             self._figures = figures.numbers()
-            self._checkpoint(step, namespace)
-        self._marks = marks.take(step, namespace, allocator, self._kept)
+            if self.options.checkpoint:
+                self._checkpoint(step, namespace)
+        if self._marker is None:
+            self._marker = marks.Marker()
+        taken = self._marker.take(step, namespace, allocator, self._kept)
+        if new:
+            self._random = randomness.take(taken.draw, allocator)
+        taken.draw.clear()
+        self._marks = taken
 
     def _checkpoint(self, step: Step, namespace: Mapping[str, Any]) -> None:
-        if not self.options.checkpoint:
-            return
         from ..errors import Refused
         from . import checkpoint
 
@@ -155,9 +164,11 @@ class GuardRun:
             except Refused as refused:
                 self.notes.append(f"{name}: {refused}")
 
-    def during(self, step: Step) -> AbstractContextManager[Any]:
+    def during(self, step: Step) -> AbstractContextManager[Any] | None:
+        if self.attempts < 2:
+            return None
         self._in_force = self._modes.pop_all()
-        return self._in_force if self.attempts > 1 else nullcontext()
+        return self._in_force
 
     def _attempt_ended(self) -> None:
         """Rungs that were in force: surely off, even where an interrupt came into their exit, and what they did."""
@@ -206,7 +217,7 @@ class GuardRun:
         self._held = _held(room.allocated, fault.sizes.allocated) if room is not None else None
         signature = (fault.kind.id, fault.sizes.requested, self._held or fault.sizes.allocated)
         self._stuck, self._signature = signature == self._signature, signature
-        self.refused = [] if self.options.repeat_anyway else self._marks.changed(self.namespace, allocator)
+        self.refused = [] if self.options.repeat_anyway else self._changed(allocator)
         if self.refused:
             self.status = "refused"
             return False
@@ -214,6 +225,11 @@ class GuardRun:
         if allocator is not None:
             self._memory["recorded"] = allocator.recorded(error)
         return self.plain < self.options.retries or smaller or self.options.wait > 0
+
+    def _changed(self, allocator: Allocator | None) -> list[str]:
+        if self._marks is None:
+            return ["what it may change could not be marked"]
+        return self._marks.changed(self.namespace, allocator)
 
     def recover(self, step: Step, namespace: dict[str, Any], lost: tuple[str, ...] = ()) -> bool:
         from .ladder import climb
@@ -328,9 +344,9 @@ class GuardRun:
         self._closed = True
 
     def _report(self, status: str, error: BaseException | None) -> Report:
-        handled = 0
-        if self._ooms is not None:
-            handled = max(0, _count_ooms(machine().allocator()) - self._ooms - self._seen)
+        handled = 0 if self._ooms is None else max(0, _count_ooms(machine().allocator()) - self._ooms - self._seen)
+        if status == "ok" and not handled and not self.notes:
+            return _nothing_to_rescue(machine().label)
         fault, step = self.fault, self._step
         common: dict[str, Any] = {
             "attempts": max(1, self.attempts),
@@ -388,6 +404,11 @@ def _held(now: int, told: int | None) -> int:
     return told if told is not None and told > now + (16 << 20) else now
 
 
+@functools.cache
+def _nothing_to_rescue(label: str) -> Report:
+    return Report("ok", label=label)
+
+
 def _count_ooms(allocator: Allocator | None) -> int:
     return sum(allocator.ooms(device) for device in allocator.devices()) if allocator is not None else 0
 
@@ -437,7 +458,7 @@ class Guard:
         while True:
             run.before(step, {**names, **given})
             try:
-                with run.during(step):
+                with run.during(step) or nullcontext():
                     value = function(*args, **kwargs)
             except Exception as error:
                 run.namespace = {**names, **given}

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from . import generators
 
 if TYPE_CHECKING:
     from ..memory.allocator import Allocator
 
-__all__ = ["put_back", "take"]
+__all__ = ["may_draw", "put_back", "take"]
+
+_module = vars(type)["__module__"].__get__
+"""A class's module, past its metaclass."""
+
+
+_LIBRARIES = frozenset(("numpy", "torch", "random"))
+
+
+def may_draw(kind: type) -> bool:
+    """Whether a value of this type may be a generator whose state `take` keeps."""
+    module = _module(kind)
+    return type(module) is str and module.split(".", 1)[0] in _LIBRARIES
 
 
 def _own(value: Any) -> tuple[str, Any] | None:
-    """(how, state) of a generator object that the namespace holds."""
+    """(how, state) of a generator object."""
     kind = type(value)
-    library = str(kind.__module__).split(".", 1)[0]
+    library = _module(kind).split(".", 1)[0]
     if library == "numpy" and hasattr(kind, "bit_generator"):
         return "bit_generator", value.bit_generator.state
     if library == "numpy" and hasattr(kind, "set_state"):
@@ -27,25 +41,18 @@ def _own(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-def take(namespace: Mapping[str, Any], allocator: Allocator | None) -> dict[str, Any]:
-    """The states now. numpy's only where numpy.random is imported; a few microseconds each."""
+def take(values: Iterable[Any], allocator: Allocator | None) -> dict[str, Any]:
+    """The states now, of those among `values` too that are generators. numpy's only where numpy.random is imported."""
     state: dict[str, Any] = {}
     python = sys.modules.get("random")
     if python is not None:
-        state["random"] = python.getstate()
+        state["random"] = generators.python_state(python)
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        state["numpy"] = numpy.get_state()
+        state["numpy"] = generators.numpy_state(numpy)
     if allocator is not None:
         state["allocator"] = allocator.random_state()
-    own = []
-    for value in namespace.values():
-        module = type(value).__module__
-        if module[:5] == "numpy" or module[:5] == "torch" or module == "random":
-            found = _own(value)
-            if found is not None:
-                own.append((value, *found))
-    state["own"] = own
+    state["own"] = [(value, *found) for value in values if (found := _own(value)) is not None]
     return state
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ __all__ = ["allocator"]
 
 def allocator() -> Allocator | None:
     """torch's caching allocator, or None where torch is not imported."""
-    import sys
-
     if getattr(sys.modules.get("torch"), "cuda", None) is None:
         return None
     from .caching import TorchAllocator
