@@ -295,7 +295,7 @@ class GuardRun:
     def _put_back(self) -> bool:
         try:
             allocator = machine().allocator()
-            if allocator is not None and self._marks.tensors is not None:
+            if allocator is not None and self._marks is not None and self._marks.tensors is not None:
                 allocator.undo(self._marks.tensors)
             for back in self._saved:
                 back()

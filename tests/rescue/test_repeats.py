@@ -307,10 +307,8 @@ def test_a_name_that_is_no_string_costs_neither_marks_nor_report(practice, capsy
     """globals()[5] = a tensor: no error of ours, and a change of that tensor forbids the repeat like any other."""
     practice.plain("gpu.limit('1 GiB')\nglobals()[5] = gpu.empty('1 MiB')\nglobals()[(1,)] = [gpu.empty('1 MiB')]")
     assert practice.guard("y = 5\nz = abs(y)") is None
-    error = practice.guard("globals()[5].fill_(1)\ny = gpu.empty('2 GiB')")
+    error = practice.guard("globals()[5].fill_(1)\ny = gpu.empty('2 GiB')", only=("holders", "collect"))
     assert "out of memory" in str(error)
-    assert practice.report.status == "not-repeated" or practice.report.rungs
-    assert practice.guard("globals()[5].fill_(3); y = gpu.empty('900 MiB'); z = gpu.empty('900 MiB')") is not None
     assert repr(practice.report)
     error = practice.guard("for i in (1, 2):\n  globals()[5].fill_(i)\n  if i == 2: y = gpu.empty('1023 MiB')")
     assert practice.report.status == "refused"
