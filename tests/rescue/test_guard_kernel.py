@@ -95,7 +95,7 @@ def test_case_41_an_exception_that_the_user_keeps_is_named(kernel):
 def test_scenario_2_shown_values_are_the_users(kernel):
     """Out[n] holds 2 GiB: named, and let go only with --free-outputs (S2)."""
     kernel.run("gpu.empty('2 GiB')")
-    output = kernel.run("%%cuda_guard\ny = gpu.empty('2 GiB')")
+    output = kernel.run("%%cuda_guard --only holders,collect,caches\ny = gpu.empty('2 GiB')")
     assert output[0][0] == "error"
     assert "Out[" in output[1][1]
     assert "%%cuda_guard --free-outputs" in output[1][1]
