@@ -21,12 +21,13 @@ def test_idle_tensors_wait_on_the_neighbour(kernel):
     from record import record
 
     kernel.run("cap(12); idle = [E(1/16) for _ in range(80)]\nfor i, t in enumerate(idle): t.fill_(i)\ndel t")
-    assert kernel.guard("y = E(9).numel()")["status"] == "rescued"
+    first = kernel.guard("y = E(9).numel()")
+    assert first["status"] == "rescued", first["rungs"]
     assert kernel.value("torch._C._cuda_hasPrimaryContext(1)") == "False"
     figures = {}
     for where in ("cuda:1", "cuda:1", "the host"):
         report = kernel.guard("y = E(9).numel()", "" if where == "the host" else f"--park {where}")
-        assert report["status"] == "rescued", report
+        assert report["status"] == "rescued", report["rungs"]
         spill = rung(report, "spill")
         assert spill["reason"] == f"{spill['moved_bytes'] / GIB:.2f} GiB wait on {where} (idle)"
         figures[where] = {"moved": spill["moved_bytes"], "s": spill["seconds"]}
@@ -43,7 +44,7 @@ def test_wrong_names_are_one_sentence(kernel):
         ("cuda:0", "cuda:0 is the card that is full"),
     ):
         report = kernel.guard("y = E(3).numel()", f"--park {name} --only spill")
-        assert said in rung(report, "spill")["reason"], report
+        assert said in rung(report, "spill")["reason"], report["rungs"]
 
 
 def test_rates_beside_the_host():
