@@ -176,7 +176,7 @@ class GuardRun:
             note, errors = self._after[-1]()
             self._after.pop()
             self._seen += errors
-            self.notes.append(note)
+            self.notes += [note] if note else []
 
     def _made_by_the_repeat(self, error: BaseException) -> bool:
         """Whether a plain run would not have met this error: then the earlier fault stands."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import Refused
 from ...memory.compaction import block_size
@@ -13,7 +13,7 @@ from ..situation import Situation
 from . import Did
 
 if TYPE_CHECKING:
-    from ...memory.allocator import Storage
+    from ...memory.allocator import Allocator, Storage
 
 __all__ = ["RUNG", "choose"]
 
@@ -40,6 +40,26 @@ def choose(sizes: Sequence[int], missing: int) -> list[int]:
         chosen.append(i)
         missing -= size
     return chosen
+
+
+class _Watched:
+    """The ops watched, and how often the way back ran out of memory: errors that nobody but us has made."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator, self._watched, self.errors = allocator, allocator.watched(), 0
+
+    def __enter__(self) -> None:
+        self._watched.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        before = self._ooms()
+        try:
+            self._watched.__exit__(*error)
+        finally:
+            self.errors = self._ooms() - before
+
+    def _ooms(self) -> int:
+        return sum(self._allocator.ooms(device) for device in self._allocator.devices())
 
 
 class _Spill:
@@ -114,7 +134,10 @@ class _Spill:
         if can < missing:
             short = f", and {where} can take {bytes_text(there)}" if can < idle else ""
             return Did("failed", f"{bytes_text(idle)} is idle{short}; {bytes_text(missing)} more is needed")
-        s.enter(s.allocator.watched())  # before anything leaves: what touches it brings it back
+        around = _Watched(s.allocator)
+        s.enter(around)  # before anything leaves: what touches it brings it back
+        if s.after is not None:
+            s.after(lambda: ("", around.errors))
         first = choose([p[0].nbytes for p in fits], missing)
         order, chosen = [fits[i] for i in first], set(first)
         rest = [p for i, p in enumerate(fits) if i not in chosen]
