@@ -281,6 +281,54 @@ def test_what_left_before_it_was_changed_gives_the_numbers_of_the_moment_of_savi
     assert torch.equal(x.grad, expected * 2)
 
 
+def test_while_they_are_in_force_nothing_else_parks():
+    """The table of what forbids parking sees it; afterwards it does not, an error or not."""
+    from cuda_magic.memory.torch import parking
+
+    with made():
+        assert parking.saving()
+    assert not parking.saving()
+    with pytest.raises(ValueError), made():
+        raise ValueError
+    assert not parking.saving()
+
+
+def test_what_was_parked_since_is_brought_back_by_an_op_that_names_it():
+    """A pager empties storages that stayed on the card: an op names the tensor before it is handed out."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    torch.manual_seed(0)
+    model, x = mlp(), torch.randn(512, 64)
+    reference = step(model, x)
+    parked = {}
+
+    class Back(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.as_strided.default:
+                storage = args[0].untyped_storage()
+                kept = parked.pop(storage._cdata, None)
+                if kept is not None:
+                    storage.resize_(kept.nbytes())
+                    storage.copy_(kept)
+            return func(*args, **(kwargs or {}))
+
+    for p in model.parameters():
+        p.grad = None
+    torch.manual_seed(3)
+    with made(keep=1 << 30) as hooks:
+        loss = model(x).float().square().mean()
+    for record in list(hooks._records.values()):
+        storage = record.gpu.untyped_storage()
+        if record.place == "card":
+            parked[storage._cdata] = storage.clone()
+            storage.resize_(0)
+    assert parked
+    with Back():
+        loss.backward()
+    assert not parked
+    assert same([loss.detach(), *[p.grad for p in model.parameters()]], reference[:-1])
+
+
 def test_a_graph_that_outlives_the_hooks_is_valid():
     """Backward after the end, and twice with retain_graph, gives the plain gradients."""
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cuda_magic.memory.torch import native, safety, scan, threads  # noqa: E402
+from cuda_magic.memory.torch import native, parking, safety, scan, threads  # noqa: E402
 from cuda_magic.memory.torch.reach import reach  # noqa: E402
 
 KEEP: list[object] = []
@@ -85,6 +85,10 @@ def compiled(patch):
     patch.setitem(sys.modules, "torch._dynamo.utils", types.SimpleNamespace(counters={"stats": {"unique_graphs": 1}}))
 
 
+def saves(patch):
+    patch.setattr(parking, "saving", lambda: True)
+
+
 def a_triton_kernel(patch):
     foreign(patch, "triton.runtime.jit", "JITFunction", fn=a_triton_kernel)
 
@@ -102,6 +106,7 @@ CAUSES = {
     "threads": (a_thread, "another thread (Thread-7 (train))"),
     "consumers": (a_consumer, "types is loaded"),
     "compiled": (compiled, "compile"),
+    "saving": (saves, "what autograd saves"),
     "triton": (a_triton_kernel, "Triton kernel a_triton_kernel"),
     "native": (an_extension, "flash_attn may start kernels"),
 }

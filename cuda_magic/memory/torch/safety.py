@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import native, threads
+from . import native, parking, threads
 from .reach import reach, referents
 
 __all__ = [
@@ -138,6 +138,10 @@ def _compiled(p: _Process) -> str:
     return "compiled code starts kernels past torch's dispatcher" if compiled else ""
 
 
+def _saving(p: _Process) -> str:
+    return "what autograd saves is being copied to the host" if parking.saving() else ""
+
+
 def _triton(p: _Process) -> str:
     found = native.triton_kernel(p.alive("triton"))
     return f"the Triton kernel {found} is started past torch's dispatcher" if found else ""
@@ -161,6 +165,7 @@ PROCESS = (
     Row("consumers", frozenset({PARK}), LIFTED, "a new view of a parked tensor has no memory behind it", _consumers),
     Row("compiled", frozenset({PARK, SAVE}), KEPT, "a kernel on an emptied storage loses the context; saving:"
         " 512 to 417 MiB by default, 128 to 416 with reduce-overhead (H200)", _compiled),
+    Row("saving", frozenset({PARK}), KEPT, "a copy under way would read memory given away (reasoned)", _saving),
     Row("triton", frozenset({PARK}), KEPT, "a kernel on an emptied storage loses the context (H200)", _triton),
     Row("native", frozenset({PARK}), LIFTED, "a kernel on an emptied storage loses the context (H200)", _native),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["hooks", "release", "session_if_any"]
+__all__ = ["hooks", "release", "saving", "session_if_any"]
 
 
 def hooks(torch: Any, device: int, request: int, limit: int) -> Any:
@@ -33,6 +33,12 @@ def hooks(torch: Any, device: int, request: int, limit: int) -> Any:
     except (AttributeError, TypeError):
         raise Refused(f"torch {torch.__version__} does not tell enough of what autograd saves") from None
     return Activations(torch, Copies(torch, device, limit), shared(torch), Budget(request, limit))
+
+
+def saving() -> bool:
+    """Whether hooks on what autograd saves are in force."""
+    module = sys.modules.get(f"{__name__}.activations")
+    return bool(module.IN_FORCE) if module is not None else False
 
 
 def release(excess: bool = False) -> int:

@@ -69,6 +69,7 @@ class Activations:
     def __enter__(self) -> Activations:
         self._main = self._copies.stream()
         self.active = True
+        IN_FORCE.add(self)
         self._hooks.__enter__()
         return self
 
@@ -90,10 +91,13 @@ class Activations:
         while self.active and self._on_top():
             self._hooks.__exit__()
         self.active = False
-        with self._lock:
-            self._let_go(0)
-        self.settle()
-        self._copies.join(self._main)
+        try:
+            with self._lock:
+                self._let_go(0)
+            self.settle()
+            self._copies.join(self._main)
+        finally:
+            IN_FORCE.discard(self)
 
     def _on_top(self) -> bool:
         top = self._torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -173,7 +177,7 @@ class Activations:
                 self._resident.append(seen)
         while self._bytes["card"] > self.budget.keep and self._resident and not self._full:
             record = self._resident.popleft()()
-            if record is not None and record.place == "card":
+            if record is not None and record.place == "card" and self._here(record):
                 self._out(record)
             del record
             self._let_go(self.budget.window)
@@ -182,6 +186,10 @@ class Activations:
 
     def _held_elsewhere(self, record: Record) -> bool:
         return bool(self._torch._C._storage_Use_Count(record.gpu.untyped_storage()._cdata) > 2)  # ours and its wrapper
+
+    def _here(self, record: Record) -> bool:
+        """Whether its memory is where it was: a parked storage is empty."""
+        return bool(record.gpu.untyped_storage().nbytes() == record.nbytes)
 
     def _out(self, record: Record) -> None:
         try:
@@ -224,6 +232,8 @@ class Activations:
         with self._lock:
             if record.gpu is not None or record.version < 0:
                 check_version(record.gpu, record.version, token.size)
+                if not self._here(record):  # parked since: an op that names it brings it back
+                    record.gpu.as_strided(record.gpu.size(), record.gpu.stride(), record.gpu.storage_offset())
                 storage = record.gpu.untyped_storage()
             else:
                 storage = self._returned(record, stream)
@@ -324,3 +334,7 @@ class Activations:
             self._bytes["back"] -= parts.size
         if parts.host is not None:
             self._arena.give(parts.host, (parts.came or parts.out,))
+
+
+IN_FORCE: weakref.WeakSet[Activations] = weakref.WeakSet()
+"""Hooks that are on now. While any is, nothing else may empty a storage: a copy of it may be under way."""
