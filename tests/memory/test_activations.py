@@ -293,6 +293,21 @@ def test_while_they_are_in_force_nothing_else_parks():
     assert not parking.saving()
 
 
+@pytest.mark.parametrize("case", ["cnn", "encoder bf16 dropout", "checkpoint reentrant"])
+def test_under_the_mode_that_watches_each_op(case):
+    """Spill, paging and the retry at the call watch every op, the hooks' own too: the numbers stay the plain ones."""
+    from cuda_magic.memory.torch.parking.session import session
+
+    make, shape, amp, grad = CASES[case]
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(*shape).requires_grad_(grad)
+    reference = step(model, x, amp=amp)
+    with session(torch).watched():
+        hooks = made(window=0)
+        assert same(step(model, x, hooks, amp), reference)
+    assert hooks.moved["in"] > 0
+
+
 def test_what_was_parked_since_is_brought_back_by_an_op_that_names_it():
     """A pager empties storages that stayed on the card: an op names the tensor before it is handed out."""
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -194,6 +194,21 @@ class TestWhatWasRecorded:
 
         assert "torch.func" in self.said(torch.func.grad(f), torch.ones(3))
 
+    def test_a_hostile_subclass(self):
+        """An attribute that raises is passed by."""
+        import torch
+
+        class Hostile(torch.Tensor):
+            @property
+            def grad_fn(self):
+                raise ValueError("mine")
+
+        def run():
+            x = torch.ones(3).as_subclass(Hostile)
+            raise RuntimeError("CUDA out of memory", x.shape)
+
+        assert "recorded no graph" in self.said(run)
+
     def test_nothing_is_kept(self):
         """Looking makes no dictionary of a frame's locals: they die with the frames."""
         import gc

@@ -41,7 +41,7 @@ def _any(torch: Any, values: Iterable[Any], depth: int) -> bool:
             try:
                 if value.grad_fn is not None:
                     return True
-            except RuntimeError:
+            except Exception:  # noqa: BLE001 - a subclass of the user's may run anything
                 continue
         elif depth and kind in (list, tuple) and len(value) <= FEW and _any(torch, value, depth - 1):
             return True
