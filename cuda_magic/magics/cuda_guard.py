@@ -55,7 +55,7 @@ SPEC = Spec(
         Option("--move-anyway", "move tensors although something may remember their addresses"),
         Option("--only", "use these rungs alone", "RUNG,...", {}, RUNGS),
         Option("--without", "leave these rungs out", "RUNG,...", {}, RUNGS),
-        Option("--park", "park tensors on this other card and not on the host", "DEVICE"),
+        Option("--park", "spill parks tensors on this other card and not on the host", "DEVICE"),
         Option("--reserve", "set this much aside, to serve only when the memory is full (0)", "SIZE"),
         Option("--report", "bind the report to this variable, on success too", "NAME"),
         Option("--quiet", "no line to stderr for each repeat"),

@@ -46,7 +46,7 @@ class GuardOptions:
     report: str | None = None
     quiet: bool = False
     park: str | None = None
-    """Another card, as in cuda:1, where spill and page park; None: the host"""
+    """Another card, as in cuda:1, where spill parks; None: the host"""
     reserve: int = 0
     """Bytes of --reserve"""
 
