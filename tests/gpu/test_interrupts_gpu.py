@@ -43,7 +43,7 @@ def runs(request):
     yield started
     for process in (p for several in started.values() for p in several):
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def _found(processes: list[subprocess.Popen]) -> list[dict]:

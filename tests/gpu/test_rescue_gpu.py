@@ -257,6 +257,12 @@ def test_s9_cycles(kernel):
     assert any(name == "N" for r in report["rungs"] for name, _ in r["cycles"])
 
 
+def test_s9_cycles_are_collected_at_the_very_call(kernel):
+    """With the full ladder the repeat is watched: what the loop leaves is collected inside it, and it ends."""
+    kernel.run("cap(3)\nclass N:\n    def __init__(s): s.x = E(.9); s.me = s\ngc.disable()")
+    assert kernel.guard("[N() and 0 for _ in range(6)]")["status"] == "rescued"
+
+
 @pytest.mark.parametrize("options", [CHEAP, ""], ids=["cheap", "full"])
 def test_s10_inside_backward(kernel, options):
     """Partial gradients: not counted twice. Refused without a checkpoint."""
