@@ -24,6 +24,7 @@ class Repeats:
         self.at_recovery: Any = None
         self.modes: Any = contextlib.nullcontext
         self.under: Any = None
+        self.gone = False
 
     def before(self, step, namespace):
         self.log.append(f"before {step.index}")
@@ -53,7 +54,7 @@ class Repeats:
         self.log.append("finished")
 
     def left(self):
-        pass
+        self.gone = True
 
 
 last: list[Repeats] = []

@@ -148,6 +148,23 @@ def test_interrupt_during_a_rescue(guard):
     assert isinstance(result.error_in_exec.__context__, OutOfMemoryError)
 
 
+def test_interrupt_between_two_attempts(guard):
+    """Where neither statement nor rescue is running the rescuer is told too that the cell has been left."""
+    rescuer = Repeats(5, say=False)
+    before = rescuer.before
+
+    def interrupted(step, namespace):
+        before(step, namespace)
+        if len(rescuer.log) > 1:
+            raise KeyboardInterrupt
+
+    rescuer.before = interrupted
+    result, _ = guard("raise OutOfMemoryError('x')", rescuer)
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert rescuer.log == ["before 0", "noticed 0", "recover 0", "before 0"]
+    assert rescuer.gone
+
+
 @pytest.mark.parametrize("tries", [1, 2])
 def test_interrupt_before_and_after_a_rescue(guard, tries):
     """An interrupt of the statement itself, in its first or its repeated attempt, is the user's: raised at once."""
