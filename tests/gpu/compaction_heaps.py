@@ -62,7 +62,8 @@ class Heap:
         draw = self.draw
         self.choice = draw.randrange(8)
         if draw.random() < 0.5:
-            whole = torch.empty(int(draw.uniform(0.2, 0.5) * self.cap), dtype=torch.uint8, device="cuda")
+            room = self.cap - torch.cuda.memory_reserved()
+            whole = torch.empty(int(draw.uniform(0.2, 0.5) * room), dtype=torch.uint8, device="cuda")
             del whole
         if self.kind == "fixed":
             for _ in range(draw.randint(1, 4)):

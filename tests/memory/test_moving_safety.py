@@ -184,7 +184,7 @@ def test_only_threads_that_may_use_cuda_count():
     """A worker that waits in the standard library is no reason; one with a function of the user's on its stack is."""
     assert threads.using_cuda() == ""
     idle: queue.Queue = queue.Queue()
-    waiting = threading.Thread(target=idle.get, name="idle worker")
+    waiting = threading.Thread(target=idle.get, name="idle worker", daemon=True)
     waiting.start()
     assert threads.using_cuda() == ""
     idle.put(None)
@@ -195,7 +195,16 @@ def test_only_threads_that_may_use_cuda_count():
         started.set()
         stop.wait()
 
-    worker = threading.Thread(target=train, name="my training")
+    # what a library makes at run time (a named tuple, a dataclass) is not a cell of the user's
+    made: dict = {}
+    exec(compile("def made(stop):\n    stop.wait()", "<string>", "exec"), made)
+    library = threading.Thread(target=made["made"], args=(stop,), daemon=True)
+    library.start()
+    assert threads.using_cuda() == ""
+    stop.set()
+    library.join()
+    stop.clear()
+    worker = threading.Thread(target=train, name="my training", daemon=True)
     worker.start()
     started.wait()
     assert threads.using_cuda() == "my training"

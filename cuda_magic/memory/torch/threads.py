@@ -13,6 +13,7 @@ from types import FrameType
 __all__ = ["using_cuda"]
 
 _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_CELLS = ("<ipython-input", "<stdin>")
 _CUDA = ("torch", "cupy", "jax", "numba", "tensorflow", "warp", "cudf")
 _HARMLESS = (
     str(Path("torch", "_inductor", "compile_worker")),  # waits for compilers in other processes
@@ -57,7 +58,10 @@ def _counts(frame: FrameType | None, libraries: tuple[str, ...]) -> bool:
         code = frame.f_code.co_filename
         if code.startswith(_OURS):
             ours = True
-        elif not code.startswith(("<frozen", *libraries)):
+        elif code.startswith("<"):
+            if code.startswith(_CELLS):  # others are made by libraries: named tuples, frozen modules
+                return True
+        elif not code.startswith(libraries):
             return True
         elif not any(part in code for part in _HARMLESS):
             library = library or str(frame.f_globals.get("__name__")).partition(".")[0] in _CUDA
