@@ -26,8 +26,10 @@ RUNGS = (
     "else",
     "spill",
     "activations",
+    "page",
     "cudamalloc",
 )
+NAMES = (*RUNGS, "retry")
 
 SPEC = Spec(
     name="cuda_guard",
@@ -50,11 +52,12 @@ SPEC = Spec(
         ),
         Option("--checkpoint", "keep the state of these objects on the host, put it back before a repeat", "NAME,..."),
         Option("--repeat-anyway", "repeat a statement although it changed what cannot be put back"),
+        Option("--retry-at-call", "watch each operation from the start: one that runs out of memory is repeated alone"),
         Option("--free-outputs", "let go of shown values (Out, _) that hold GPU memory too"),
         Option("--no-move", "never move tensors on the card"),
         Option("--move-anyway", "move tensors although something may remember their addresses"),
-        Option("--only", "use these rungs alone", "RUNG,...", {}, RUNGS),
-        Option("--without", "leave these rungs out", "RUNG,...", {}, RUNGS),
+        Option("--only", "use these rungs alone", "RUNG,...", {}, NAMES),
+        Option("--without", "leave these rungs out", "RUNG,...", {}, NAMES),
         Option("--park", "spill parks tensors on this other card and not on the host", "DEVICE"),
         Option("--reserve", "set this much aside, to serve only when the memory is full (0)", "SIZE"),
         Option("--report", "bind the report to this variable, on success too", "NAME"),
@@ -70,6 +73,7 @@ SPEC = Spec(
         ("%%cuda_guard --wait 60", "wait up to a minute for other processes"),
         ("%%cuda_guard --else device='cpu'", "at last, with another value"),
         ("%%cuda_guard --checkpoint model,optimizer", "a training loop that may start again"),
+        ("%%cuda_guard --retry-at-call", "a training loop that goes on at the very operation that failed"),
         ("%%cuda_guard --only holders,collect,caches", "no more than what costs nothing"),
         ("%%cuda_guard --reserve 1GiB", "1 GiB more at the moment when it is needed, nothing repeated"),
         ("%%cuda_guard --park cuda:1", "tensors that the statement does not use wait on the other card"),
@@ -113,8 +117,8 @@ def _name(text: str, flag: str) -> str:
 def _rungs(text: str | None, flag: str) -> tuple[str, ...]:
     names = tuple(n.strip() for n in (text or "").split(",") if n.strip())
     for name in names:
-        if name not in RUNGS:
-            hint = nearest(name, RUNGS) or f" Rungs: {', '.join(RUNGS)}"
+        if name not in NAMES:
+            hint = nearest(name, NAMES) or f" Rungs: {', '.join(NAMES)}"
             raise UserError(f"cuda_guard: {flag} knows no rung {name!r}.{hint}")
     return names
 
@@ -180,6 +184,7 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
         otherwise=tuple(otherwise),
         checkpoint=checkpoint,
         repeat_anyway=given.repeat_anyway,
+        retry_at_call=given.retry_at_call,
         no_move=given.no_move,
         move_anyway=given.move_anyway,
         free_outputs=given.free_outputs,

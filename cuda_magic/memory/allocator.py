@@ -5,7 +5,7 @@ rescue/, the panel and the doctor know this protocol and never torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from .compaction.rules import Rules
 
-__all__ = ["Allocator", "Block", "Reserve", "Segment", "Stats", "Storage", "Survey", "largest_free"]
+__all__ = ["Allocator", "Block", "Ops", "Paged", "Reserve", "Segment", "Stats", "Storage", "Survey", "largest_free"]
 
 
 class Block(NamedTuple):
@@ -115,6 +115,60 @@ class Survey:
     storages: tuple[Storage, ...] = ()
     free: int = 0
     stream: int = 0
+
+
+@dataclass(frozen=True)
+class Paged:
+    """What was paged: bytes copied out and in, and how often."""
+
+    out_bytes: int
+    in_bytes: int
+    left: int
+    """Storages that left; those that had not changed since they came back left without a copy."""
+    named: int
+    """Storages that came back when an op named them, which waited for them."""
+    ahead: int
+    """Storages that came back before that."""
+    errors: int
+    """Out-of-memory errors on the way, all dealt with."""
+    refused: str = ""
+    """Why nothing could leave any more."""
+
+
+class Ops(Protocol):
+    """What can be done around each op of the library. Nothing is parked unless ops are watched."""
+
+    def retry_refused(self) -> str:
+        """Why ops are not repeated at the call now, or an empty string."""
+        ...
+
+    def at_call(self, rescue: Any) -> AbstractContextManager[None]:
+        """Ops that run out of memory inside are repeated, where that is the same, once `rescue` made room."""
+        ...
+
+    def page_refused(self, device: int, *, anyway: bool = False) -> str:
+        """Why nothing may be paged now, or an empty string."""
+        ...
+
+    def start_paging(self, device: int, *, anyway: bool = False) -> int:
+        """Inside `at_call`: tensors leave from now on when an op finds no room; how many bytes may."""
+        ...
+
+    def paging(self, device: int, *, anyway: bool = False) -> AbstractContextManager[None]: ...
+
+    def leave(self, device: int, nbytes: int) -> int:
+        """Send tensors away until so many bytes are free; how many were."""
+        ...
+
+    def paged_now(self, device: int) -> bool:
+        """Whether tensors are being paged; those of one device at a time."""
+        ...
+
+    def paged(self) -> Paged | None: ...
+
+    def parked(self, namespace: Mapping[str, Any]) -> tuple[int, list[str]]:
+        """Bytes that are parked now, and names that reach them."""
+        ...
 
 
 class Allocator(Protocol):
@@ -271,7 +325,7 @@ class Allocator(Protocol):
         """Bytes that wait elsewhere now."""
         ...
 
-    def settle(self) -> int:
+    def settle(self, ended: bool = False) -> int:
         """Bring back what still waits elsewhere, if there is room; bytes that still wait."""
         ...
 
@@ -309,6 +363,10 @@ class Allocator(Protocol):
         Refused
             If the library cannot, or the device has not so much.
         """
+        ...
+
+    def ops(self) -> Ops | None:
+        """What can be done around each op; None where the library has no such thing."""
         ...
 
     # -- random states, so that a repeated statement draws the same numbers

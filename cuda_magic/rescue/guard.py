@@ -18,11 +18,12 @@ from ..cells.rescuer import Step
 from ..machine import machine
 from ..memory.torch import ranks
 from . import figures, marks, randomness, waiting
-from .options import RUNGS, GuardOptions
+from .options import NAMES, GuardOptions
 from .report import Report
 
 if TYPE_CHECKING:
-    from ..memory.allocator import Allocator
+    from ..memory.allocator import Allocator, Paged
+    from .atcall import AtCall
     from .classify import Fault
     from .ladder import RungResult
     from .setaside import SetAside
@@ -72,6 +73,9 @@ class GuardRun:
         self.rungs: list[RungResult] = []
         self.notes: list[str] = []
         self.rescued = False
+        self.inner = False
+        """A guarded function, which may run inside a guarded cell."""
+        self._calls: AtCall | None = None
         self._done: list[ast.AST] = []
         self._acts = True
         self._marker: marks.Marker | None = None
@@ -165,10 +169,37 @@ class GuardRun:
                 self.notes.append(f"{name}: {refused}")
 
     def during(self, step: Step) -> AbstractContextManager[Any] | None:
-        if self.attempts < 2:
+        if self.attempts < 2 and not self.options.retry_at_call:
             return None
-        self._in_force = self._modes.pop_all()
-        return self._in_force
+        entered = self._in_force = self._modes.pop_all()
+        calls = self._at_call()
+        if calls is not None:
+            try:
+                entered.enter_context(calls)
+            except BaseException:
+                entered.close()
+                raise
+        return entered
+
+    def _at_call(self) -> AbstractContextManager[Any] | None:
+        """Each op watched; None where that cannot be."""
+        if self.options.excluded("retry"):
+            return None
+        allocator = machine().allocator()
+        ops = allocator.ops() if allocator is not None else None
+        if allocator is None or ops is None:
+            return None
+        reason = ops.retry_refused()
+        if reason:
+            note = f"no op is repeated at the call: {reason}"
+            self.notes += [] if note in self.notes else [note]
+            return None
+        if self._calls is None:
+            from .atcall import AtCall
+
+            self._calls = AtCall(self.options, self.shell, allocator, ops)
+        self._calls.namespace = self.namespace
+        return ops.at_call(self._calls)
 
     def _attempt_ended(self) -> None:
         """Rungs that were in force: surely off, even where an interrupt came into their exit, and what they did."""
@@ -322,7 +353,12 @@ class GuardRun:
 
     def finished(self) -> None:
         self._close()
-        self.bind(self._report("rescued" if self.rescued else "ok", None))
+        calls = self._calls.rescues if self._calls is not None else ()
+        if calls:
+            times = sum(call.times for call in calls)
+            ops = "one operation" if times == 1 else f"{times} operations"
+            self.say(f"cuda_guard: {ops} ran out of GPU memory; room was made and nothing else was repeated")
+        self.bind(self._report("rescued" if self.rescued or calls else "ok", None))
 
     def left(self) -> None:
         """An interrupt may have come where nobody was told of it: what is in force ends now."""
@@ -333,26 +369,45 @@ class GuardRun:
     def _close(self) -> None:
         self._modes.close()
         self._attempt_ended()
-        waits = waiting.note(self.shell)
+        waits = waiting.note(self.shell, self.namespace, ended=not self.inner)
         if waits:
             self.notes.append(waits)
-        allocator = machine().allocator() if self.rungs else None
+            self.say(f"cuda_guard: {waits}")
+        allocator = machine().allocator() if self.rungs or self._calls is not None else None
         if allocator is not None:
             allocator.release_host(excess=True)
         if self.set_aside is not None:
             self.set_aside.after(not self.options.no_move)
         self._closed = True
 
+    def _paged(self) -> Paged | None:
+        """What was paged during this cell; None where nothing was."""
+        tried = any(r.id == "page" and r.state == "on" for r in self.rungs)
+        if not tried and not (self._calls is not None and any("page" in c.how for c in self._calls.rescues)):
+            return None
+        allocator = machine().allocator()
+        ops = allocator.ops() if allocator is not None else None
+        return ops.paged() if ops is not None else None
+
+    def _absorbed(self) -> int:
+        """Out-of-memory errors that were dealt with at the call."""
+        paged = self._paged()
+        return (self._calls.absorbed if self._calls is not None else 0) + (paged.errors if paged is not None else 0)
+
     def _report(self, status: str, error: BaseException | None) -> Report:
-        handled = 0 if self._ooms is None else max(0, _count_ooms(machine().allocator()) - self._ooms - self._seen)
+        handled = 0
+        if self._ooms is not None:
+            handled = max(0, _count_ooms(machine().allocator()) - self._ooms - self._seen - self._absorbed())
         if status == "ok" and not handled and not self.notes:
             return _nothing_to_rescue(machine().label)
         fault, step = self.fault, self._step
         common: dict[str, Any] = {
             "attempts": max(1, self.attempts),
             "rungs": tuple(self.rungs),
-            "notes": tuple(self.notes),
+            "notes": (*self.notes, *(self._calls.notes if self._calls is not None else ())),
             "handled": handled,
+            "calls": self._calls.rescues if self._calls is not None else (),
+            "paged": self._paged(),
             "label": machine().label,
         }
         if status in ("ok", "error", "rescued") or fault is None or step is None:
@@ -438,7 +493,9 @@ class Guard:
     def _new(self, options: GuardOptions) -> GuardRun:
         from ..kernel.holders import current_shell
 
-        return GuardRun(options, current_shell(), bind=self._bind)
+        run = GuardRun(options, current_shell(), bind=self._bind)
+        run.inner = True
+        return run
 
     def __call__(self, function: F) -> F:
         @functools.wraps(function)
@@ -521,6 +578,7 @@ def guard(
     repeat_anyway: bool = False,
     no_move: bool = False,
     move_anyway: bool = False,
+    retry_at_call: bool = False,
     only: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
     reserve: int | str = 0,
@@ -532,7 +590,7 @@ def guard(function: Any = None, **options: Any) -> Any:
 
     Parameters
     ----------
-    retries, wait, grow, checkpoint, repeat_anyway, no_move, move_anyway, only, without, quiet
+    retries, wait, grow, checkpoint, repeat_anyway, no_move, move_anyway, retry_at_call, only, without, quiet
         As the options of ``%%cuda_guard``; names are those of the function's module.
     reserve : int or str
         Bytes, or ``"1GiB"``: set aside to serve only when the memory is full.
@@ -562,8 +620,8 @@ def guard(function: Any = None, **options: Any) -> Any:
         if name not in known:
             raise UserError(f"guard: no option {name!r}.{nearest(name, known)}")
     for name in (*options.get("only", ()), *options.get("without", ())):
-        if name not in RUNGS:
-            raise UserError(f"guard: no rung {name!r}.{nearest(name, RUNGS)}")
+        if name not in NAMES:
+            raise UserError(f"guard: no rung {name!r}.{nearest(name, NAMES)}")
     if isinstance(options.get("shrink"), str):
         name, _, floor = options["shrink"].partition("=")
         options["shrink"] = (name, int(floor or 1))

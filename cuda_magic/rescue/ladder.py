@@ -9,7 +9,7 @@ from .options import RUNGS
 from .rungs import Did, Rung, load
 from .situation import Room, Situation
 
-__all__ = ["RungResult", "climb"]
+__all__ = ["RungResult", "attempt", "climb"]
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,20 @@ def _freed(rung: str, before: Room | None, after: Room | None) -> int | None:
     return after.total - before.total
 
 
-def _try(rung: Rung, s: Situation, attempt: int) -> tuple[RungResult, Did | None]:
+def attempt(rung: Rung, s: Situation, number: int) -> tuple[RungResult, Did | None]:
+    """Try one rung after the failure of attempt `number`; what it did is None where it was skipped."""
     started = time.perf_counter()
     reason = s.options.excluded(rung.id) or rung.skip(s)
     if reason:
-        return RungResult(rung.id, "skipped", reason, attempt=attempt), None
+        return RungResult(rung.id, "skipped", reason, attempt=number), None
     before = s.room()
     did = rung.run(s)
     seconds = time.perf_counter() - started
     freed = _freed(rung.id, before, s.room())
-    return RungResult(rung.id, did.state, did.reason, freed, seconds, attempt, did.moved, did.cycles), did
+    return RungResult(rung.id, did.state, did.reason, freed, seconds, number, did.moved, did.cycles), did
 
 
-def climb(s: Situation, attempt: int) -> tuple[list[RungResult], bool]:
+def climb(s: Situation, number: int) -> tuple[list[RungResult], bool]:
     """Try the rungs after a failed attempt; what each did, and whether to repeat the statement now.
 
     Where nothing can be measured (no library that is known, or a request of unknown size) the statement is repeated
@@ -68,13 +69,13 @@ def climb(s: Situation, attempt: int) -> tuple[list[RungResult], bool]:
         rung = load(name)
         if s.spent and not rung.changes:
             continue
-        result, did = _try(rung, s, attempt)
+        result, did = attempt(rung, s, number)
         results.append(result)
         if did is not None:
             if not rung.again:
                 done.add(name)
             freed += max(0, result.freed_bytes or 0)
-            if name == "collect" and attempt > 1:
+            if name == "collect" and number > 1:
                 s.measure_again()
             if did.repeat:
                 return results, True

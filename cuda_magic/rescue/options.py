@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 
-__all__ = ["RUNGS", "GuardOptions", "other_card"]
+__all__ = ["NAMES", "RUNGS", "GuardOptions", "other_card"]
 
 RUNGS = (
     "holders",
@@ -20,9 +20,13 @@ RUNGS = (
     "else",
     "spill",
     "activations",
+    "page",
     "cudamalloc",
 )
 """Ids of the rungs, in the order in which they are tried."""
+
+NAMES = (*RUNGS, "retry")
+"""What --only and --without may name; ``retry`` is the repeat of a single op at the call."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class GuardOptions:
     """Another card, as in cuda:1, where spill parks; None: the host"""
     reserve: int = 0
     """Bytes of --reserve"""
+    retry_at_call: bool = False
+    """Watch each op from the first attempt on."""
 
     def excluded(self, rung: str) -> str:
         """Why a rung is left out by the options, or an empty string."""

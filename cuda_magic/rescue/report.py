@@ -11,7 +11,9 @@ from ..render.units import bytes_text
 from ..result import Result
 
 if TYPE_CHECKING:
+    from ..memory.allocator import Paged
     from .advice import NextStep
+    from .atcall import CallRescue
     from .ladder import RungResult
     from .owners import Holder
 
@@ -59,6 +61,10 @@ class Report(Result):
     handled: int = 0
     """Out-of-memory errors that the cell's own code dealt with."""
     label: str = ""
+    calls: tuple[CallRescue, ...] = ()
+    """What was rescued at the call: one row for each kind of op."""
+    paged: Paged | None = None
+    """What was paged, from the start of paging on."""
     loops: bool = field(default=False)
     """Whether the repeated statement is a loop, which started again from its top."""
 
@@ -78,6 +84,7 @@ class Report(Result):
             were = "error was" if self.handled == 1 else "errors were"
             found.append(Note("info", f"{self.handled} out-of-memory {were} handled inside the cell"))
         found += self._rungs()
+        found += self._at_call()
         if self.status not in ("ok", "rescued", "error"):
             found += self._holders()
             found += self._steps()
@@ -109,6 +116,28 @@ class Report(Result):
             for r in shown
         ]
         return [Table(("attempt", "rung", "", "made free", "what"), rows, frozenset({0, 3}))]
+
+    def _at_call(self) -> list[Block]:
+        found: list[Block] = []
+        if self.calls:
+            rows = [
+                (
+                    c.op.removesuffix(".default") + (" (backward)" if c.backward else ""),
+                    str(c.times),
+                    bytes_text(c.requested),
+                    bytes_text(c.freed_bytes),
+                    ", ".join(c.how),
+                )
+                for c in self.calls
+            ]
+            headers = ("operation", "times", "asked", "made free", "by")
+            found.append(Table(headers, rows, frozenset({1, 2, 3}), "Went on at the call; nothing else was repeated"))
+        if self.paged is not None:
+            p = self.paged
+            text = f"Paged: {bytes_text(p.out_bytes)} to the host, {bytes_text(p.in_bytes)} back"
+            text += f"; {p.ahead} of {p.ahead + p.named} times ahead of its use." if p.ahead + p.named else "."
+            found.append(Text(text + (f" It ended, since {p.refused}." if p.refused else "")))
+        return found
 
     def _holders(self) -> list[Block]:
         large = [h for h in self.holders if h.nbytes is None or h.nbytes >= _SMALL]

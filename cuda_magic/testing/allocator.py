@@ -274,7 +274,7 @@ class PracticeAllocator:
     def parked(self) -> int:
         return self.parking.nbytes
 
-    def settle(self) -> int:
+    def settle(self, ended: bool = False) -> int:
         return self.parking.settle()
 
     # -- what autograd saves
@@ -309,6 +309,9 @@ class PracticeAllocator:
 
     def reserve(self, nbytes: int) -> Reserve:
         raise Refused("the practice GPU has no memory that serves only when the heap is full")
+
+    def ops(self) -> None:
+        return None  # it has tensors and no ops
 
     # -- repeating a statement
     def random_state(self) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import re
 from typing import Any
 
 import torch
@@ -10,8 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuda_magic.memory.torch.parking.arena import Arena
 from cuda_magic.memory.torch.parking.lane import PlainLane
 from cuda_magic.memory.torch.parking.operands import storages
+from cuda_magic.memory.torch.parking.pager import Pager
 from cuda_magic.memory.torch.parking.parked import Store
+from cuda_magic.memory.torch.parking.retry import Retry
 from cuda_magic.memory.torch.parking.session import Session
+
+torch.set_num_threads(1)  # small ops: waiting for other threads would take longer than the work
 
 
 class Card:
@@ -55,6 +61,25 @@ class Card:
             f"{self.cap / 2**20:.2f} MiB of which {(self.cap - self.used()) / 2**20:.2f} MiB is free."
         )
 
+    # what a pager asks (see pager.Figures)
+    def limit(self) -> int:
+        return self.cap
+
+    def movable(self, storage: Any) -> bool:
+        return storage.resizable()
+
+    def stream(self) -> int:
+        return 0
+
+    def paged(self, session: Session, **options: Any) -> Pager:
+        """Page in `session`, and repeat at the call."""
+        options = {"least": self.least, "spare": 0} | options
+        pager = Pager(session.store, ("cpu", None), self, **options)
+        rescue = Rescue(self, pager)
+        session.watcher.pager, session.watcher.retry = pager, Retry(torch, rescue)
+        pager.rescue = rescue
+        return pager
+
     def session(self, limit: int | None = 1 << 30) -> Session:
         """A session that parks what lies on this card."""
         arena = Arena(torch, pin=False, limit=limit)
@@ -62,8 +87,35 @@ class Card:
         return Session(torch, store)
 
 
+class Rescue:
+    """Makes room by the pager, else by the collector."""
+
+    def __init__(self, card: Card, pager: Pager | None = None) -> None:
+        self.card, self.pager = card, pager
+        self.problems: list[Any] = []
+        self.collected = 0
+
+    def judge(self, error: BaseException) -> Any:
+        return error.args[0] if isinstance(error, torch.OutOfMemoryError) else None
+
+    def make_room(self, problem: Any) -> bool:
+        self.problems.append(problem)
+        asked = re.search(r"allocate ([\d.]+) MiB", problem.error)
+        need = int(float(asked[1]) * 2**20) + 2**14 if asked else self.card.cap
+        if self.pager is not None and problem.tries < 10 and self.pager.leave(need):
+            return True
+        before = self.card.used()
+        gc.collect()
+        self.collected += self.card.used() < before
+        return self.card.used() < before
+
+
 class CardMode(TorchDispatchMode):
     """Ops allocate from `card`: one whose new storages do not fit raises after it has run, as if it had not."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
     def __init__(self, card: Card) -> None:
         super().__init__()

@@ -260,3 +260,25 @@ def test_held_interrupts_outside_of_the_main_thread_does_nothing():
     thread.start()
     thread.join()
     assert seen == [1]
+
+
+def test_threads_started_meanwhile_are_watched():
+    """A new thread and a pool that stood before: both bring back what they touch; the methods are put back."""
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    before = threading.Thread.start, ThreadPoolExecutor.submit
+    card = Card(1 << 30)
+    tensors = filled(2)
+    session = card.take_over(tensors).session()
+    got = []
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(len, ()).result()  # its thread waits from now on
+        with session.watched():
+            session.store.park(map(storage_of, tensors))
+            thread = threading.Thread(target=lambda: got.append(float(tensors[0].sum())))
+            thread.start()
+            thread.join()
+            got.append(pool.submit(lambda x: float(tensors[1].sum() + x), 1).result())
+    assert got == [0.0, 1025.0]
+    assert (threading.Thread.start, ThreadPoolExecutor.submit) == before

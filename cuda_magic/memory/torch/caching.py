@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..allocator import Segment, Stats, Storage, Survey
+from ..allocator import Ops, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
 from . import changes, libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot
 from .reserve import Reserve
@@ -219,9 +219,9 @@ class TorchAllocator:
         here = parking.session_if_any()
         return here.store.nbytes if here is not None else 0
 
-    def settle(self) -> int:
+    def settle(self, ended: bool = False) -> int:
         here = parking.session_if_any()
-        return here.settle() if here is not None else 0
+        return here.settle(ended=ended) if here is not None else 0
 
     # -- what autograd saves
     def recorded(self, error: BaseException) -> str:
@@ -246,6 +246,20 @@ class TorchAllocator:
 
     def reserve(self, nbytes: int) -> Reserve:
         return Reserve(self.torch, nbytes)
+
+    def ops(self) -> Ops | None:
+        modes = getattr(self.torch.utils, "_python_dispatch", None)
+        if not hasattr(modes, "_disable_current_modes"):  # since torch 2.0
+            return None
+        from .parking.control import Control
+
+        return Control(self.torch, self._whole)
+
+    def _whole(self, device: int) -> int:
+        """What this process may take of a device in all."""
+        memory, limit = self.driver_memory(device), self.memory_limit(device)
+        whole = (memory[0] if memory else 0) + self.torch.cuda.memory_reserved(device)
+        return int(whole if limit is None else min(whole, limit))
 
     # -- repeating a statement
     def random_state(self) -> Any:

@@ -26,6 +26,7 @@ __all__ = [
     "STORAGE",
     "Found",
     "Row",
+    "compiled",
     "consumers",
     "foreign",
     "graphs_alive",
@@ -130,12 +131,18 @@ def _threads(p: _Process) -> str:
     return f"another thread ({name}) may use CUDA meanwhile" if name else ""
 
 
-def _compiled(p: _Process) -> str:
+def compiled() -> str:
+    """Why no op of compiled code is seen, or an empty string where nothing was compiled."""
     utils = sys.modules.get("torch._dynamo.utils")
-    compiled = utils is not None and utils.counters.get("stats", {}).get("unique_graphs", 0)
-    if compiled and p.doing == SAVE:
+    graphs = utils is not None and utils.counters.get("stats", {}).get("unique_graphs", 0)
+    return "compiled code starts kernels past torch's dispatcher" if graphs else ""
+
+
+def _compiled(p: _Process) -> str:
+    reason = compiled()
+    if reason and p.doing == SAVE:
         return "torch.compile is in use: its backward pass takes all that was saved at once"
-    return "compiled code starts kernels past torch's dispatcher" if compiled else ""
+    return reason
 
 
 def _saving(p: _Process) -> str:

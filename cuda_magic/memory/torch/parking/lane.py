@@ -77,7 +77,7 @@ class PlainLane:
 
 
 class CudaLane:
-    """Two streams beside the one that computes. Once ops were seen on a second stream, the device is waited for."""
+    """Two streams beside the one that computes. Once ops were seen on another than that, the device is waited for."""
 
     def __init__(self, torch: Any, index: int) -> None:
         self.torch, self.index = torch, index
@@ -106,8 +106,9 @@ class CudaLane:
             with cuda.stream(self.leaving):
                 buffer.data.copy_(_bytes(self.torch, storage, nbytes), non_blocking=True)
             done = self.leaving.record_event()
-            # the memory is given out again in the order of the stream that computes
+            # the memory is given out again in the order of the stream it belongs to: that one, or the default one
             main.wait_event(done)
+            cuda.default_stream(self.index).wait_event(done)
             if self.several:
                 done.synchronize()
         return done
@@ -115,10 +116,15 @@ class CudaLane:
     def back(self, storage: Any, buffer: Any, nbytes: int, left: Any) -> Any:
         cuda = self.torch.cuda
         with cuda.device(self.index):
-            main = cuda.current_stream(self.index)
-            storage.resize_(nbytes)  # on the stream that computes; raises where there is no room, and changes nothing
+            main, home = cuda.current_stream(self.index), cuda.default_stream(self.index)
+            if main != home:  # its memory belongs to the default stream, as it did before
+                self.several = True
+            if self.several:
+                cuda.synchronize(self.index)
+            with cuda.stream(home):
+                storage.resize_(nbytes)  # raises where there is no room, and changes nothing
             try:
-                self.coming.wait_stream(main)
+                self.coming.wait_stream(home)
                 if left is not None:
                     self.coming.wait_event(left)
                 with cuda.stream(self.coming):

@@ -8,10 +8,14 @@ import.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .operands import storages
 from .parked import Entry, Store
+
+if TYPE_CHECKING:
+    from .pager import Pager
+    from .retry import Retry
 
 __all__ = ["Watcher", "mode"]
 
@@ -32,22 +36,52 @@ class Watcher:
     def __init__(self, torch: Any, store: Store) -> None:
         self.torch, self.store = torch, store
         self.without_memory = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
-        self.retry: Any = None
-        """Repeats the op that ran out of memory (`retry.Retry`)."""
-        self.pager: Any = None
-        """Lets storages leave when an op finds no room (`pager.Pager`)."""
+        self.retry: Retry | None = None
+        """Repeats the op that ran out of memory."""
+        self.last: Pager | None = None
+        """The pager that was set last, kept for its figures."""
+        self._pager: Pager | None = None
         self.brought = 0
-        """Storages that an op brought back."""
+        """Storages that an op brought back while there was no pager."""
+
+    @property
+    def pager(self) -> Pager | None:
+        """Lets storages leave when an op finds no room."""
+        return self._pager
+
+    @pager.setter
+    def pager(self, pager: Pager | None) -> None:
+        self._pager = pager
+        self.last = pager or self.last
 
     def call(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op."""
-        if self.pager is not None:
-            return self.pager.call(self, func, types, args, kwargs)
         if self.retry is not None:
-            return self.retry.call(self, func, types, args, kwargs)
-        if self.store.away and func not in self.without_memory:
-            self.bring_back(args, kwargs)
-        return func(*args, **kwargs)
+            return self.retry.call(func, types, args, kwargs, self.run)
+        return self.run(func, args, kwargs, [False])
+
+    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], begun: list[bool]) -> Any:
+        """Bring back what the op names, and run it. `begun` becomes [True] when the op itself starts."""
+        pager = self._pager
+        if pager is None:
+            if self.store.away and func not in self.without_memory:
+                self.bring_back(args, kwargs)
+            begun[0] = True
+            return func(*args, **kwargs)
+        if func in self.without_memory:
+            begun[0] = True
+            return func(*args, **kwargs)
+        held = pager.begin(func, args, kwargs)
+        try:
+            begun[0] = True
+            result = func(*args, **kwargs)
+        except BaseException:
+            pager.failed(held)
+            raise
+        finally:
+            pager.end(held)
+        pager.done(result, held)
+        return result
 
     def bring_back(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Bring back what the arguments name; the op has not begun when this raises."""
@@ -76,7 +110,13 @@ def mode(watcher: Watcher) -> Any:
             return self.watcher.call(func, types, args, kwargs or {})
 
         base = torch.utils._python_dispatch.TorchDispatchMode
-        body = {"__torch_dispatch__": dispatch, "supports_higher_order_operators": True, "__module__": __name__}
+        body = {
+            "__torch_dispatch__": dispatch,
+            "supports_higher_order_operators": True,
+            # else torch imports its compiler to wrap us: a second, and microseconds at each op
+            "_should_skip_dynamo": classmethod(lambda cls: False),
+            "__module__": __name__,
+        }
         kind = _classes[id(torch)] = type("WatchingMode", (base,), body)
     made = kind()
     made.watcher = watcher

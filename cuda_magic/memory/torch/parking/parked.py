@@ -197,6 +197,8 @@ class Store:
     def bring_back(self, entries: Iterable[Entry] | None = None) -> int:
         """Bring parked storages back (all of them by default); gives the bytes copied. May be called again.
 
+        The copies are waited for, since nobody knows on which stream they will be used.
+
         Raises
         ------
         torch.OutOfMemoryError
@@ -208,6 +210,8 @@ class Store:
                 if entry.away:
                     copied += self.come(entry)
                     self.arrive(entry)
+            for lane in self._lanes.values():
+                lane.settle()
         return copied
 
     def come(self, entry: Entry, keep: bool = False) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .doors import Doors, unpin
 from .mode import Watcher, mode
-from .parked import Store, held_interrupts, store
+from .parked import Entry, Store, held_interrupts, store
 
 __all__ = ["Session", "existing", "session"]
 
@@ -25,7 +25,7 @@ class Session:
         self.torch = torch
         self.store = parked or store(torch)
         self.watcher = Watcher(torch, self.store)
-        self._doors = Doors(torch, self.store)
+        self._doors = Doors(torch, self.store, lambda: mode(self.watcher), self._fetch)
         self._mode: Any = None
         self._thread: int | None = None
         self._depth = 0
@@ -45,6 +45,15 @@ class Session:
             self._depth -= 1
             self.settle()
 
+    def _fetch(self, entry: Entry) -> None:
+        """Its address is asked for: it comes back, and does not leave before the statement has ended."""
+        pager = self.watcher.pager
+        if pager is not None:
+            pager.fetch(entry)
+        elif entry.away:
+            self.store.bring_back([entry])
+        entry.pinned = True
+
     def _switch_on(self) -> None:
         with held_interrupts():
             if self._mode is None:
@@ -53,13 +62,22 @@ class Session:
                 made.__enter__()
                 self._mode, self._thread = made, threading.get_ident()
 
-    def settle(self) -> int:
-        """Bring back what is parked if nothing else needs the mode, and switch it off; the bytes that stay parked."""
+    def settle(self, ended: bool = False) -> int:
+        """Bring back what is parked if nothing else needs the mode, and switch it off; the bytes that stay parked.
+
+        `ended`: no statement runs any more, whatever an interrupt has left.
+        """
+        if ended:
+            self._depth = 0
         if self._mode is None or self._depth:
             return self.store.nbytes
         self.store.sweep()
         unpin(self.store.followed.values())
+        unpin(self.store.away.values())
         if self.store.away:
+            pager = self.watcher.pager
+            if pager is not None and pager.room() < self.store.nbytes:
+                return self.store.nbytes
             try:
                 self.store.bring_back()
             except RuntimeError:  # no room yet
@@ -76,6 +94,7 @@ class Session:
             made, self._mode = self._mode, None
             made.__exit__(None, None, None)
             self._doors.leave()
+            self.watcher.pager = self.watcher.retry = None
             for entry in list(self.store.followed.values()):
                 self.store.forget(entry)
 

@@ -1,0 +1,141 @@
+"""Room is made at the very call that ran out of memory: nothing but that one op runs twice.
+
+First the cheap rungs (holders, collect, caches), then paging, where it is allowed. The rungs that change what is
+allocated how (compact, expandable and the rest) work for whole statements.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .classify import classify, judge
+from .ladder import attempt as try_rung
+from .rungs import load
+from .situation import Situation, device_of
+
+if TYPE_CHECKING:
+    from ..memory.allocator import Allocator, Ops
+    from .classify import Fault
+    from .options import GuardOptions
+
+__all__ = ["AtCall", "CallRescue"]
+
+CHEAP = ("holders", "collect", "caches")
+MOST = 12
+"""Times that one op may be tried again."""
+
+
+@dataclass(frozen=True)
+class CallRescue:
+    """What was done for one kind of op. `requested` is the largest request, `freed` and `seconds` are sums."""
+
+    op: str
+    times: int
+    requested: int | None
+    freed_bytes: int
+    seconds: float
+    how: tuple[str, ...]
+    backward: bool = False
+    """Whether it ran on a thread of autograd's, so inside backward."""
+
+
+class AtCall:
+    """Judges errors of single ops and makes room for them, during one guarded cell."""
+
+    def __init__(self, options: GuardOptions, shell: Any, allocator: Allocator, ops: Ops) -> None:
+        self.options, self.shell, self.allocator, self.ops = options, shell, allocator, ops
+        self.namespace: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.absorbed = 0
+        """Out-of-memory errors that nobody else has seen."""
+        self._found: dict[str, CallRescue] = {}
+        self._lock = threading.RLock()
+        self._cheap = False
+        self._main = threading.get_ident()
+
+    @property
+    def rescues(self) -> tuple[CallRescue, ...]:
+        """So far, in the order in which the ops first failed."""
+        return tuple(self._found.values())
+
+    # -- asked by the mode
+    def judge(self, error: BaseException) -> Fault | None:
+        fault = classify(error)
+        if fault is None:
+            return None
+        fault = judge(fault, self.allocator)
+        return fault if fault.kind.repeat == "ladder" else None
+
+    def make_room(self, problem: Any) -> bool:
+        with self._lock:
+            if problem.tries == 0:
+                self._cheap = False
+            started = time.perf_counter()
+            fault: Fault = problem.fault
+            device = device_of(fault, self.allocator)
+            if device is None or problem.tries >= MOST:
+                return False
+            how, freed = self._make(fault, device, problem.tries)
+            if how:
+                self.absorbed += fault.error == "OutOfMemoryError"
+                self._note(problem.op, fault.sizes.requested, freed, time.perf_counter() - started, how)
+            return bool(how)
+
+    def _make(self, fault: Fault, device: int, tries: int) -> tuple[str, int]:
+        """(what made room, bytes); empty where nothing did."""
+        request = fault.sizes.requested or 64 << 20
+        amount = (request + fault.sizes.precision) << min(tries, 6)
+        freed = self.ops.leave(device, amount)
+        if freed:
+            return "page", freed
+        if not self._cheap:
+            self._cheap = True
+            did, freed = self._cheap_rungs(fault, device)
+            if did:
+                return did, freed
+        if self._may_page(device):
+            self.ops.start_paging(device, anyway=self.options.move_anyway)
+            freed = self.ops.leave(device, amount)
+        return ("page", freed) if freed else ("", 0)
+
+    def _cheap_rungs(self, fault: Fault, device: int) -> tuple[str, int]:
+        s = Situation(fault, self.options, self.allocator, device, self.namespace, self.shell)
+        before = s.room()
+        names = []
+        for name in CHEAP:
+            result, did = try_rung(load(name), s, 1)
+            if did is None:
+                continue
+            if result.freed_bytes:
+                names.append(name)
+            enough = s.enough()
+            after = s.room()
+            freed = after.total - before.total if after is not None and before is not None else 0
+            if enough or (enough is None and name == "caches" and names):
+                return ", ".join(names) or name, max(0, freed)
+        return "", 0
+
+    def _may_page(self, device: int) -> bool:
+        if self.options.no_move or self.options.excluded("page") or self.ops.paged_now(device):
+            return False
+        refused = self.ops.page_refused(device, anyway=self.options.move_anyway)
+        if refused:
+            note = f"nothing was paged at the call: {refused}"
+            self.notes += [] if note in self.notes else [note]
+        return not refused
+
+    def _note(self, op: str, requested: int | None, freed: int, seconds: float, how: str) -> None:
+        old = self._found.get(op) or CallRescue(op, 0, None, 0, 0.0, ())
+        sizes = [size for size in (old.requested, requested) if size is not None]
+        self._found[op] = CallRescue(
+            op,
+            old.times + 1,
+            max(sizes, default=None),
+            old.freed_bytes + freed,
+            old.seconds + seconds,
+            old.how if how in old.how else (*old.how, how),
+            old.backward or threading.get_ident() != self._main,
+        )

@@ -1,0 +1,48 @@
+"""Virtual memory for tensors: during the repeat, those used last of all leave for the host when an op finds no room."""
+
+from __future__ import annotations
+
+from ...errors import CudaMagicError
+from ...render.units import bytes_text
+from ..situation import Situation
+from . import Did
+
+__all__ = ["RUNG"]
+
+
+class _Page:
+    id = "page"
+    again = False
+    changes = False
+
+    def skip(self, s: Situation) -> str:
+        if s.options.no_move:
+            return "--no-move was given"
+        if s.allocator is None or s.device is None:
+            return "the allocator cannot be asked"
+        ops = s.allocator.ops()
+        if ops is None:
+            return "this library has no ops that can be watched"
+        if not s.fault.torch_allocator:
+            return "the request was not the caching allocator's"
+        refused = ops.page_refused(s.device, anyway=s.options.move_anyway)
+        if refused:
+            return refused
+        room = s.room()
+        whole = room.total + room.allocated if room is not None else None
+        if whole is not None and s.request is not None and s.request > whole:
+            return f"one operation asks for {bytes_text(s.request)}, of {bytes_text(whole)} for this process"
+        return ""
+
+    def run(self, s: Situation) -> Did:
+        assert s.allocator is not None and s.device is not None and s.enter is not None
+        ops = s.allocator.ops()
+        assert ops is not None
+        try:
+            s.enter(ops.paging(s.device, anyway=s.options.move_anyway))
+        except (CudaMagicError, RuntimeError) as error:
+            return Did("failed", str(error).split("\n", 1)[0])
+        return Did("on", repeat=True)
+
+
+RUNG = _Page()

@@ -1,0 +1,402 @@
+"""Retry at the call and paging on a real card, through guarded cells in a kernel of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import jupyter_client
+import pytest
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+PRELUDE = """
+%load_ext cuda_magic
+import torch, gc, json, sys, time, os, signal, threading, random
+G, M = 2**30, 2**20
+total = torch.cuda.get_device_properties(0).total_memory
+def cap(nbytes): torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total))
+def E(g): return torch.empty(int(g*G), dtype=torch.uint8, device='cuda')
+def fresh(): gc.collect(); torch.cuda.empty_cache(); torch.cuda.reset_peak_memory_stats()
+class Cycle:
+    def __init__(s, g): s.me = s; s.x = E(g)
+def mlp(width, layers, seed=0, drop=0.0):
+    torch.manual_seed(seed)
+    parts = []
+    for _ in range(layers):
+        parts += [torch.nn.Linear(width, width, device='cuda'), torch.nn.GELU(), torch.nn.Dropout(drop)]
+    return torch.nn.Sequential(*parts)
+def size(net): return sum(p.numel() * p.element_size() for p in net.parameters())
+def digest(ts): return [float(t.double().sum()) for t in ts] + [float(t.double().square().sum()) for t in ts]
+def on():
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+    return _get_current_dispatch_mode() is not None
+def link():
+    h = torch.empty(G, dtype=torch.uint8, pin_memory=True); d = torch.empty(G, dtype=torch.uint8, device='cuda')
+    best = {}
+    for name, a, b in (('in', d, h), ('out', h, d)):
+        for _ in range(4):
+            torch.cuda.synchronize(); t = time.perf_counter(); a.copy_(b, non_blocking=True); torch.cuda.synchronize()
+            best[name] = max(best.get(name, 0), 1.073741824 / (time.perf_counter() - t))
+    return best
+"""
+
+
+class Kernel:
+    """One fresh kernel with the prelude."""
+
+    def __init__(self) -> None:
+        self.manager = jupyter_client.KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": PATHS})
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        assert self.run(PRELUDE) == []
+
+    def run(self, code: str) -> list[tuple[str, str]]:
+        found = []
+
+        def take(message):
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                found.append((content["name"], content["text"]))
+            elif kind == "error":
+                found.append(("error", "\n".join(content["traceback"])[-3000:]))
+            elif kind in ("display_data", "execute_result"):
+                found.append((kind, content["data"]["text/plain"]))
+
+        self.client.execute_interactive(code, output_hook=take, timeout=45, stop_on_error=False)
+        return found
+
+    def ok(self, code: str) -> str:
+        """Run what must not fail; its stdout."""
+        output = self.run(code)
+        assert not any(k == "error" for k, _ in output), output
+        return "".join(t for k, t in output if k == "stdout")
+
+    def guard(self, code: str, options: str = "") -> dict:
+        """Run a guarded cell; its report as a dict, with its error under ``raised``."""
+        output = self.run(f"%%cuda_guard --report report {options}\n{code}")
+        text = "".join(t for k, t in self.run("print(json.dumps(report.to_dict()))") if k == "stdout")
+        assert text, output
+        report = json.loads(text)
+        report["raised"] = next((t for k, t in output if k == "error"), None)
+        report["output"] = output
+        print({k: report[k] for k in ("status", "attempts", "calls", "paged", "notes", "raised")})
+        print([(r["id"], r["state"], r["reason"], r["freed_bytes"]) for r in report["rungs"]])
+        print([o for o in output if o[0] == "stderr"])
+        return report
+
+    def value(self, expression: str):
+        return json.loads(self.ok(f"print(json.dumps({expression}))"))
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel():
+    made = Kernel()
+    yield made
+    made.close()
+
+
+TRAIN = """
+def train(leak, steps=20):
+    net = mlp(1024, 6, drop=.1); opt = torch.optim.AdamW(net.parameters()); losses = []
+    torch.manual_seed(1)
+    for step in range(steps):
+        if leak: Cycle(.3)
+        x = torch.randn(16384, 1024, device='cuda')
+        opt.zero_grad(); loss = net(x).square().mean(); loss.backward(); opt.step(); losses.append(loss.item())
+    return losses, digest(net.parameters()), torch.rand(2, device='cuda').tolist()
+"""
+
+
+def test_a_training_loop_goes_on_at_the_very_call(kernel):
+    """20 steps that leak a cycle each, out of memory at step 7: one pass over the steps, bitwise the same numbers."""
+    from record import record
+
+    kernel.ok(TRAIN + "\ntrain(False, 2); fresh(); want = train(False); again = train(False)")
+    assert kernel.value("want == again")
+    kernel.ok("peak = torch.cuda.max_memory_reserved(); fresh(); gc.disable(); cap(peak + 2 * G)")
+    report = kernel.guard("got = train(True)", "--retry-at-call --without page")
+    assert report["raised"] is None
+    assert (report["status"], report["attempts"]) == ("rescued", 1)
+    assert report["calls"]
+    assert report["handled"] == 0
+    assert kernel.value("got == want")
+    assert not kernel.value("on()")
+    record("retry_at_call_training", {"calls": report["calls"]})
+
+
+def test_without_the_option_the_loop_is_refused_not_restarted(kernel):
+    """The loop has stepped its optimizer: the statement is not repeated silently."""
+    kernel.ok(TRAIN)
+    kernel.ok("net = mlp(1024, 6); opt = torch.optim.AdamW(net.parameters())")
+    kernel.ok("x = torch.randn(16384, 1024, device='cuda')")
+    kernel.ok("fresh(); gc.disable(); cap(torch.cuda.memory_reserved() + 3 * G); keep = []")
+    code = (
+        "for step in range(20):\n    keep.append(E(.3)); opt.zero_grad()\n"
+        "    net(x).square().mean().backward(); opt.step()"
+    )
+    report = kernel.guard(code)
+    assert report["status"] == "refused", report
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_each_phase_is_rescued_at_the_call(kernel, where):
+    """Out of memory in the forward pass, in backward (autograd's thread), in the optimizer's step."""
+    kernel.ok(
+        "def run(fill=lambda: None, where=''):\n"
+        "    torch.manual_seed(0); net = mlp(1024, 8, drop=.1)\n"
+        "    opt = torch.optim.AdamW(net.parameters(), foreach=True); x = torch.randn(16384, 1024, device='cuda')\n"
+        "    if where == 'forward': fill()\n"
+        "    loss = net(x).square().mean()\n"
+        "    if where == 'backward': fill()\n"
+        "    loss.backward()\n"
+        "    if where == 'optimizer': fill()\n"
+        "    opt.step()\n"
+        "    return loss.item(), digest(net.parameters()), digest(v for s in opt.state.values() for v in s.values())\n"
+        "def fill():\n"
+        "    # a cycle that only the collector finds takes all that is left but 30 MiB\n"
+        "    torch.cuda.empty_cache(); cap(peak + G // 2)\n"
+        "    Cycle((peak + G // 2 - torch.cuda.memory_reserved()) / G - .03)\n"
+        "run(); fresh(); want = run(); peak = torch.cuda.max_memory_reserved(); fresh(); gc.disable()"
+    )
+    report = kernel.guard(f"got = run(fill, '{where}')", "--retry-at-call --without page")
+    assert report["raised"] is None
+    assert kernel.value("got == want")
+    assert report["calls"], report
+    assert any(c["backward"] for c in report["calls"]) == (where == "backward")
+
+
+def test_inference_of_a_model_larger_than_the_cap(kernel):
+    """1.5 times the cap: bitwise equal; the bytes of each pass at half or more of what the link allows."""
+    from record import record
+
+    kernel.ok(
+        "net = mlp(8192, 36).eval(); x = torch.randn(64, 8192, device='cuda')\n"
+        "with torch.no_grad(): want = net(x); torch.cuda.synchronize()\n"
+        "w = size(net); best = link(); held = w / 1.5\n"
+        "def passes(n):\n"
+        "    out = []\n"
+        "    for _ in range(n):\n"
+        "        torch.cuda.synchronize(); a = time.perf_counter(); y = net(x); torch.cuda.synchronize()\n"
+        "        out.append(time.perf_counter() - a)\n"
+        "    return y, out\n"
+        "with torch.no_grad(): _, plain = passes(3)\n"
+        "from cuda_magic.memory.torch.parking.session import session"
+    )
+    # the model does not fit under the cap: a first cell parks what is too much by asking for room
+    kernel.ok("fresh(); cap(w + 256 * M)")
+    report = kernel.guard("big = E((w - held) / G)\nbig.fill_(1)", "--only page,retry")
+    assert report["status"] == "rescued", report
+    kernel.ok("del big; gc.collect(); torch.cuda.empty_cache(); cap(held + 128 * M)")
+    report = kernel.guard(
+        "with torch.no_grad(): y, warm = passes(2)\n"
+        "s = session(torch); n0 = s.store.in_bytes; o0 = s.store.out_bytes; a0 = s.watcher.pager.ahead\n"
+        "with torch.no_grad(): y, times = passes(4)\n"
+        "came = (s.store.in_bytes - n0) / 4; went = (s.store.out_bytes - o0) / 4; ahead = s.watcher.pager.ahead - a0",
+        "--retry-at-call",
+    )
+    assert report["raised"] is None
+    assert kernel.value("bool(torch.equal(y, want))")
+    figures = kernel.value(
+        "{'model GiB': w/G, 'cap GiB': (held+128*M)/G, 'plain s': min(plain), 'paged s': sorted(times)[2],"
+        "'GiB in a pass': came/G, 'GiB out a pass': went/G, 'GB/s': came/1e9/sorted(times)[2], 'link GB/s': best,"
+        "'ahead': ahead, 'reserved GiB': torch.cuda.memory_reserved()/G}"
+    )
+    record("page_inference", figures)
+    kernel.ok("cap(total)")
+    assert kernel.guard("pass")["raised"] is None
+    assert not kernel.value("on()")
+    assert kernel.value("s.store.nbytes") == 0
+    assert figures["GB/s"] >= figures["link GB/s"]["in"] / 2, figures
+
+
+def test_training_beyond_the_cap(kernel):
+    """AdamW whose parameters, gradients and state are 1.3 times the cap: bitwise the numbers of enough memory."""
+    from record import record
+
+    kernel.ok(
+        "def start(): net = mlp(4096, 24); return net, torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)\n"
+        "def step(net, opt, i):\n"
+        "    torch.manual_seed(i); x = torch.randn(256, 4096, device='cuda')\n"
+        "    opt.zero_grad(); loss = net(x).square().mean(); loss.backward(); opt.step(); return loss.item()\n"
+        "def train(n):\n"
+        "    net, opt = start(); losses, times = [], []\n"
+        "    for i in range(n):\n"
+        "        torch.cuda.synchronize(); a = time.perf_counter(); losses.append(step(net, opt, i))\n"
+        "        torch.cuda.synchronize(); times.append(time.perf_counter() - a)\n"
+        "    return net, opt, losses, times\n"
+        "net, opt, want, plain = train(6); wanted = digest(net.parameters()); w = 4 * size(net)\n"
+        "del net, opt; fresh()\n"
+        "best = link(); fresh(); held = w / 1.3; cap(held)\n"
+        "from cuda_magic.memory.torch.parking.session import session; s = session(torch)"
+    )
+    report = kernel.guard("net, opt, got, times = train(6)", "--retry-at-call")
+    assert report["raised"] is None, report
+    figures = kernel.value(
+        "{'params+grads+state GiB': w/G, 'cap GiB': held/G, 'plain s': min(plain), 'paged s': sorted(times[2:])[1],"
+        "'in GiB': s.store.in_bytes/G, 'out GiB': s.store.out_bytes/G, 'steps': 6, 'all s': sum(times),"
+        "'times': times, 'GB/s both ways': (s.store.in_bytes+s.store.out_bytes)/1e9/sum(times), 'link GB/s': best}"
+    )
+    record("page_training", {**figures, "report": report["paged"]})
+    assert kernel.value("got == want")
+    kernel.ok("cap(total)")
+    assert kernel.value("digest(net.parameters()) == wanted")
+    assert figures["GB/s both ways"] >= figures["link GB/s"]["in"] / 2, figures
+
+
+def test_touching_a_parked_tensor_does_not_lose_the_context(kernel):
+    """An elementwise kernel, a reduction, printing, saving, tolist, a view, backward: right, context alive."""
+    kernel.ok(
+        "ts = [torch.full((M,), float(i), device='cuda') for i in range(12)]\n"
+        "v = ts[3][5:9]; w = torch.ones(M, device='cuda', requires_grad=True); h = (w * ts[4]).sin()\n"
+        "from cuda_magic.memory.torch.parking.session import session\n"
+        "s = session(torch); raw = torch._C.TensorBase.untyped_storage\n"
+        "import io\n"
+        "def saved(t):\n"
+        "    f = io.BytesIO(); torch.save(t, f); f.seek(0); return torch.load(f)\n"
+        "import copy\n"
+        "got = {}"
+    )
+    kernel.ok(
+        "with s.watched():\n"
+        "    s.store.park([raw(t) for t in (*ts, w)])\n"
+        "    assert s.store.nbytes == 13 * 4 * M, s.store.nbytes\n"
+        "    got['add'] = bool((ts[0] + 1 == 1).all())\n"
+        "    got['sum'] = ts[1].sum().item() == M\n"
+        "    got['view'] = (v * 2).tolist() == [6.0] * 4\n"
+        "    got['repr'] = '5.' in repr(ts[5])\n"
+        "    got['tolist'] = ts[6].tolist()[:2] == [6.0, 6.0]\n"
+        "    got['numpy'] = float(ts[7].cpu().numpy()[0]) == 7.0\n"
+        "    got['save'] = bool((saved(ts[8]) == 8).all())\n"
+        "    got['deepcopy'] = bool((copy.deepcopy(ts[9]) == 9).all())\n"
+        "    got['pointer'] = ts[10].data_ptr() != 0\n"
+        "    grad = torch.autograd.grad(h.sum(), w)[0]\n"
+        "    got['grad'] = bool(torch.equal(grad, 4 * torch.cos(4 * torch.ones(M, device='cuda'))))\n"
+        "    got['thread'] = []\n"
+        "    def work(): got['thread'].append(float((ts[11] * 2)[0]))\n"
+        "    th = threading.Thread(target=work); th.start(); th.join()\n"
+        "torch.cuda.synchronize()"
+    )
+    got = kernel.value("got")
+    print(got)
+    assert got.pop("thread") == [22.0]
+    assert all(got.values()), got
+    assert not kernel.value("on()")
+    assert kernel.value("[float(t[0]) for t in ts]") == [float(i) for i in range(12)]
+
+
+def test_another_stream_sees_what_was_paged(kernel):
+    """Ops on two streams: the device is waited for, numbers are right."""
+    kernel.ok(
+        "ws = [torch.full((16 * M,), float(i), device='cuda') for i in range(24)]; side = torch.cuda.Stream()\n"
+        "fresh(); cap(torch.cuda.memory_reserved() + 64 * M)"
+    )
+    report = kernel.guard(
+        "out = []\nfor _ in range(3):\n    for i, w in enumerate(ws):\n"
+        "        with torch.cuda.stream(side if i % 3 == 0 else torch.cuda.default_stream()):\n"
+        "            y = w * 2 + 1\n            torch.cuda.synchronize(); out.append(y.max().item())\n"
+        "            w.add_(1)\n        torch.cuda.synchronize()",
+        "--retry-at-call",
+    )
+    assert report["raised"] is None
+    assert report["paged"]["left"] > 0
+    assert kernel.value("out") == [2.0 * (i + k) + 1 for k in range(3) for i in range(24)]
+
+
+def test_interrupts_at_random_moments(kernel):
+    """200 SIGINTs inside paged cells: each arrives as KeyboardInterrupt, checksums and modes are as before."""
+    from record import record
+
+    kernel.ok(
+        "net = mlp(2048, 24).eval(); x = torch.randn(64, 2048, device='cuda')\n"
+        "with torch.no_grad(): want = net(x)\n"
+        "before = digest(net.parameters()); fresh(); w = size(net)\n"
+        "big = None; rnd = random.Random(0); hits = 0\n"
+        "from cuda_magic.memory.torch.parking.session import session; s = session(torch)\n"
+        "cap(torch.cuda.memory_reserved() + 32 * M); ip = get_ipython()\n"
+        "code = 'with torch.no_grad():\\n    keep = E(w / 3 / G)\\n    while True: net(x)'\n"
+        "def once(delay):\n"
+        "    global hits\n"
+        "    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))\n"
+        "    timer.start()\n"
+        "    try: ip.run_cell_magic('cuda_guard', '--retry-at-call --quiet', code)\n"
+        "    except KeyboardInterrupt: hits += 1\n"
+        "    timer.join(); globals().pop('keep', None)\n"
+        "bad = []\n"
+        "started = time.perf_counter()\n"
+        "for k in range(200):\n"
+        "    try: once(rnd.uniform(.0, .06))\n"
+        "    except KeyboardInterrupt: hits += 1\n"
+        "    if k % 20 == 19:\n"
+        "        cap(total); s.settle(ended=True)\n"
+        "        if digest(net.parameters()) != before: bad.append(k)\n"
+        "        torch.cuda.empty_cache(); cap(torch.cuda.memory_reserved() + 32 * M)\n"
+        "cap(total); s.settle(ended=True)"
+    )
+    figures = kernel.value(
+        "{'interrupts': hits, 'bad': bad, 'parked': s.store.nbytes, 'on': on(), 's': time.perf_counter() - started,"
+        "'evictions': s.watcher.last.evictions if s.watcher.last else None,"
+        "'handler': signal.getsignal(signal.SIGINT) is signal.default_int_handler}"
+    )
+    record("page_interrupts", figures)
+    assert figures["interrupts"] >= 195, figures
+    assert figures["bad"] == []
+    assert figures["parked"] == 0
+    assert not figures["on"]
+    assert kernel.value("digest(net.parameters()) == before")
+    with_grad = "bool(torch.equal(net(x).detach(), want))"
+    assert kernel.value(with_grad)
+
+
+def test_what_an_op_costs(kernel):
+    """Microseconds for `y + 1`, plain and watched, in the same run; recorded, and within sense."""
+    from record import record
+
+    kernel.ok(
+        "from cuda_magic.memory.torch.parking.control import Control\n"
+        "from cuda_magic.memory.torch.parking.session import session\n"
+        "x = torch.zeros(64, device='cuda'); N = 5000\n"
+        "def loop():\n    y = x\n    for _ in range(N): y = y + 1\n"
+        "def us():\n    loop(); best = 9\n    for _ in range(3):\n"
+        "        torch.cuda.synchronize(); a = time.perf_counter(); loop(); torch.cuda.synchronize()\n"
+        "        best = min(best, time.perf_counter() - a)\n"
+        "    return round(best / N * 1e6, 2)\n"
+        "class Never:\n    def judge(s, e): return None\n    def make_room(s, p): return False\n"
+        "got = {'plain': us()}\n"
+        "control = Control(torch, lambda d: total)\n"
+        "with control.at_call(Never()): got['retry at the call'] = us()\n"
+        "with session(torch).watched(): got['watched'] = us()\n"
+        "with control.at_call(Never()):\n    control.start_paging(0); got['paging'] = us()\n"
+        "got['plain again'] = us()"
+    )
+    record("op_cost_us", kernel.value("got"))
+
+
+def test_paging_is_refused_where_a_pointer_may_be_elsewhere(kernel):
+    """A live CUDA graph: skipped with the reason, the user's error is the one that shows."""
+    kernel.ok(
+        "a = torch.zeros(M, device='cuda'); g = torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(g): b = a + 1\n"
+        "ts = [torch.ones(64 * M, device='cuda') for _ in range(4)]\n"
+        "fresh(); cap(torch.cuda.memory_reserved() + 16 * M)"
+    )
+    report = kernel.guard("y = E(.5)")
+    assert "out of memory" in report["raised"]
+    row = next(r for r in report["rungs"] if r["id"] == "page")
+    assert row["state"] == "skipped"
+    assert "graph" in row["reason"]
+    report = kernel.guard("y = E(.5)", "--no-move")
+    assert "--no-move" in next(r for r in report["rungs"] if r["id"] == "page")["reason"]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q", "-m", "gpu"]))

@@ -1,0 +1,239 @@
+"""Guarded cells on a card made of the CPU: rescued at the very call, paged, and never repeated silently."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+sys.path.append(str(Path(__file__).parents[1] / "memory"))
+
+from parking_doubles import Card, CardMode, storages  # noqa: E402
+
+from cuda_magic.machine import RealMachine, use  # noqa: E402
+from cuda_magic.memory.allocator import Stats  # noqa: E402
+from cuda_magic.memory.torch.caching import TorchAllocator  # noqa: E402
+from cuda_magic.memory.torch.parking.control import Control  # noqa: E402
+
+MIB = 1 << 20
+
+
+class CardAllocator(TorchAllocator):
+    """torch's allocator, whose one device is `card`."""
+
+    def __init__(self, card):
+        super().__init__()
+        self.card, self.session = card, card.session()
+        self.refused = ""
+
+    def devices(self):
+        return (0,)
+
+    def stats(self, device):
+        return Stats(self.card.used(), self.card.used())
+
+    def ooms(self, device):
+        return self.card.errors
+
+    def driver_memory(self, device):
+        return self.card.cap - self.card.used(), self.card.cap
+
+    def segments(self, device):
+        return ()
+
+    def memory_limit(self, device):
+        return None
+
+    def owners(self):
+        return iter(())
+
+    def expandable(self):
+        return None
+
+    def moving_refused(self, device, *, doing="move", anyway=False):
+        return "not a real card"
+
+    def settle(self, ended=False):
+        return self.session.settle(ended=ended)
+
+    def ops(self):
+        found = Control(
+            self.torch,
+            lambda device: self.card.cap,
+            candidates=lambda device, anyway: [
+                s for w in self.card._live.values() if (s := torch.UntypedStorage._new_with_weak_ptr(w)) is not None
+            ],
+            used=self.session,
+            figures=lambda device: self.card,
+            kind="cpu",
+        )
+        found.page_refused = lambda device, anyway=False: self.refused
+        return found
+
+
+class Machine(RealMachine):
+    def __init__(self, allocator):
+        super().__init__()
+        object.__setattr__(self, "made", allocator)
+
+    def allocator(self):
+        return self.made
+
+
+@pytest.fixture
+def card(cells):
+    """A card of 256 MiB; the cells run on it."""
+    made = Card(256 * MIB)
+    cells.card, cells.allocator = made, CardAllocator(made)
+    use(Machine(cells.allocator))
+    cells.names |= {"torch": torch, "MIB": MIB, "card": made, "gc": gc}
+    cells.plain(
+        "class Cycle:\n    def __init__(s, n): s.me = s; s.x = torch.ones(n // 4)\n"
+        "def train(leak, steps=20, first=None):\n"
+        "    torch.manual_seed(0); done = []\n"
+        "    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(.2), torch.nn.Linear(64, 32))\n"
+        "    opt = torch.optim.AdamW(net.parameters(), foreach=False)\n"
+        "    for step in range(steps):\n"
+        "        done.append(step)\n"
+        "        if leak: leak(step)\n"
+        "        opt.zero_grad(); loss = net(torch.randn(16, 32)).square().mean(); loss.backward(); opt.step()\n"
+        "    return done, loss.item(), [p.detach().clone() for p in net.parameters()], torch.rand(3)"
+    )
+    gc.collect()
+    gc.disable()
+    with CardMode(made):
+        yield made
+    gc.enable()
+
+
+def equal(a, b):
+    return a[:2] == b[:2] and all(torch.equal(x, y) for x, y in zip((*a[2], a[3]), (*b[2], b[3]), strict=True))
+
+
+def test_a_training_loop_that_runs_out_at_step_7_goes_on_at_the_call(cells, card):
+    """With --retry-at-call: one pass over 20 steps, one attempt, bitwise the numbers of enough memory, said once."""
+    card.cap = 1 << 30
+    cells.plain("want = train(None)")
+    gc.collect()
+    card.cap = card.used() + 160 * MIB
+    error = cells.guard("got = train(lambda step: Cycle(20 * MIB))", retry_at_call=True, without=("page",))
+    assert error is None
+    assert equal(cells.names["got"], cells.names["want"])
+    assert (cells.report.status, cells.report.attempts, cells.report.rungs) == ("rescued", 1, ())
+    assert cells.report.handled == 0
+    assert all(call.how == ("collect",) for call in cells.report.calls)
+    assert len(cells.lines) == 1
+    assert "nothing else was repeated" in cells.lines[0]
+    assert "Went on at the call" in repr(cells.report)
+
+
+def test_without_it_a_loop_that_has_stepped_is_refused(cells, card):
+    """Never restarted silently: the reason names what was updated."""
+    cells.plain(
+        "net = torch.nn.Linear(64, 64); opt = torch.optim.AdamW(net.parameters(), foreach=False)\nkeep = []\n"
+        "def step(i):\n"
+        "    opt.zero_grad(); net(torch.randn(64, 64)).sum().backward(); opt.step(); Cycle(40 * MIB)"
+    )
+    error = cells.guard("for i in range(20): step(i)")
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert cells.report.status == "refused"
+    assert "updated" in repr(cells.report)
+
+
+def test_on_a_repeat_ops_are_rescued_at_the_call(cells, card):
+    """The statement failed once and is repeated: what runs out then goes on at the call."""
+    cells.plain("runs = []\ndef work():\n    runs.append(1)\n    for i in range(12): Cycle(60 * MIB)")
+    assert cells.guard("work()", repeat_anyway=True, without=("page",)) is None
+    assert len(cells.names["runs"]) == 2
+    assert cells.report.attempts == 2
+    assert sum(call.times for call in cells.report.calls) >= 1
+
+
+def test_paged_at_the_call_what_is_live_leaves(cells, card):
+    """Nothing to collect: tensors leave for the host, the loop ends, all is back and the mode is off."""
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]; sums = []")  # 224 of 256 MiB
+    code = "for i in range(3):\n    for t in ts:\n        sums.append(float((t * 2 + 1)[5])); t.add_(1)"
+    assert cells.guard(code, retry_at_call=True) is None
+    assert cells.names["sums"] == [2.0 * (i + k) + 1 for k in range(3) for i in range(7)]
+    assert card.broken == ""
+    assert cells.report.status == "rescued"
+    assert {how for call in cells.report.calls for how in call.how} == {"page"}
+    assert cells.report.paged.left > 0
+    assert not cells.allocator.session.on
+    assert [float(t[0]) for t in cells.names["ts"]] == [float(i + 3) for i in range(7)]
+
+
+def test_the_rung_page_lets_a_statement_run(cells, card):
+    """One function needs more beside what lives: paged on the repeat, bitwise the same result."""
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    cells.plain("def f():\n    a = torch.arange(16.0 * MIB); b = a * 2\n    return float(b[7] + sum(t[0] for t in ts))")
+    assert cells.guard("r = f()") is None
+    assert cells.names["r"] == 14.0 + 21
+    assert cells.rung("page").state == "on"
+    assert cells.report.status == "rescued"
+    assert not cells.allocator.session.on
+
+
+def test_what_stays_parked_is_named_and_comes_back_later(cells, card):
+    """The cell's own result fills the card: a note and a line name what stays; a later cell has it back."""
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    assert cells.guard("new = torch.ones(24 * MIB)", retry_at_call=True) is None
+    assert cells.allocator.session.on
+    assert any("still wait elsewhere" in note and "ts[" in note for note in cells.report.notes)
+    assert any("still wait elsewhere" in line for line in cells.lines)
+    cells.plain("got = [float(t[0] + 1) for t in ts]")  # a plain cell: safe to touch
+    assert cells.names["got"] == [float(i + 1) for i in range(7)]
+    assert card.broken == ""
+    cells.plain("del new")
+    assert cells.guard("pass") is None
+    assert not cells.allocator.session.on
+    assert all(s.nbytes() for s in storages(torch, cells.names["ts"]))
+
+
+@pytest.mark.parametrize("options", [{"no_move": True}, {"without": ("page",)}, {"only": ("collect", "retry")}])
+def test_nothing_is_paged_where_the_options_forbid_it(cells, card, options):
+    """--no-move, --without page and --only: the error is raised."""
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    error = cells.guard("new = torch.ones(24 * MIB)", retry_at_call=True, **options)
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert cells.allocator.session.store.nbytes == 0
+    assert not cells.allocator.session.on
+
+
+def test_a_refusal_is_told_and_the_users_error_is_the_one_that_shows(cells, card):
+    """Where a raw pointer may be remembered nothing leaves; the reason is in the report."""
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    cells.allocator.refused = "cupy is loaded"
+    error = cells.guard("new = torch.ones(24 * MIB)", retry_at_call=True)
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert any("cupy is loaded" in note for note in cells.report.notes)
+    assert cells.rung("page").reason == "cupy is loaded"
+
+
+def test_an_error_of_the_users_in_a_paged_cell_shows_and_all_comes_back(cells, card):
+    """ValueError at some step: raised as it is, nothing stays parked, the mode is off."""
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    code = "for t in ts:\n    y = t * 2\n    del y\n    if t[0] == 5: raise ValueError('mine')"
+    error = cells.guard(code, retry_at_call=True)
+    assert str(error) == "mine"
+    assert not cells.allocator.session.on
+    assert cells.allocator.session.store.nbytes == 0
+
+
+def test_one_op_larger_than_the_card_is_told(cells, card):
+    """A request above the card: not repeated, no paging tried."""
+    error = cells.guard("new = torch.ones(100 * MIB)", retry_at_call=True)
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert cells.report.kind == "too-large"
+    assert not cells.report.calls
+
+
+def test_retry_can_be_left_out(cells, card):
+    """--without retry: no op is watched, even with --retry-at-call."""
+    error = cells.guard("Cycle(200 * MIB)\nCycle(200 * MIB)", retry_at_call=True, without=("retry", "page"), retries=0)
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert not cells.report.calls
