@@ -76,6 +76,7 @@ class GuardRun:
         self.inner = False
         """A guarded function, which may run inside a guarded cell."""
         self._calls: AtCall | None = None
+        self._waits = ""
         self._done: list[ast.AST] = []
         self._acts = True
         self._marker: marks.Marker | None = None
@@ -358,6 +359,8 @@ class GuardRun:
             times = sum(call.times for call in calls)
             ops = "one operation" if times == 1 else f"{times} operations"
             self.say(f"cuda_guard: {ops} ran out of GPU memory; room was made and nothing else was repeated")
+        if self._waits:  # under an error the report says it
+            self.say(f"cuda_guard: {self._waits}")
         self.bind(self._report("rescued" if self.rescued or calls else "ok", None))
 
     def left(self) -> None:
@@ -372,7 +375,7 @@ class GuardRun:
         waits = waiting.note(self.shell, self.namespace, ended=not self.inner)
         if waits:
             self.notes.append(waits)
-            self.say(f"cuda_guard: {waits}")
+            self._waits = waits
         allocator = machine().allocator() if self.rungs or self._calls is not None else None
         if allocator is not None:
             allocator.release_host(excess=True)

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "memory"))
 from parking_doubles import Card, CardMode, storages  # noqa: E402
 
 from cuda_magic.machine import RealMachine, use  # noqa: E402
-from cuda_magic.memory.allocator import Stats  # noqa: E402
+from cuda_magic.memory.allocator import Stats, Storage  # noqa: E402
 from cuda_magic.memory.torch.caching import TorchAllocator  # noqa: E402
 from cuda_magic.memory.torch.parking.control import Control  # noqa: E402
 
@@ -47,6 +47,10 @@ class CardAllocator(TorchAllocator):
 
     def memory_limit(self, device):
         return None
+
+    def storages(self, device, *, doing="move", anyway=False):
+        found = [torch.UntypedStorage._new_with_weak_ptr(weak) for weak in self.card._live.values()]
+        return [Storage(s._cdata, 0, s.data_ptr(), s.nbytes(), s) for s in found if s is not None and s.nbytes()]
 
     def owners(self):
         return iter(())

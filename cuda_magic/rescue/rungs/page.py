@@ -10,6 +10,10 @@ from . import Did
 __all__ = ["RUNG"]
 
 
+SMALLEST = 1 << 20
+"""Bytes of the smallest storage that leaves."""
+
+
 class _Page:
     id = "page"
     again = False
@@ -29,6 +33,12 @@ class _Page:
         if refused:
             return refused
         room = s.room()
+        if room is not None and s.request is not None and room.total < s.request:
+            listed = s.allocator.storages(s.device, doing="park", anyway=s.options.move_anyway)
+            could = sum(x.nbytes for x in listed if not x.reason and x.nbytes >= SMALLEST)
+            del listed
+            if room.total + could < s.request:
+                return f"only {bytes_text(could)} could leave, {bytes_text(s.request - room.total)} more is needed"
         whole = room.total + room.allocated if room is not None else None
         if whole is not None and s.request is not None and s.request > whole:
             return f"one operation asks for {bytes_text(s.request)}, of {bytes_text(whole)} for this process"
