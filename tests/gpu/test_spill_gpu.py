@@ -126,7 +126,7 @@ def test_rates_on_a_warm_arena():
         "import torch, json, time\nfrom cuda_magic.memory.torch import allocator\n"
         "ts = [torch.full((1 << 24,), float(i), device='cuda') for i in range(80)]\na = allocator(); rows = []\n"
         "sums = [float(t.sum(dtype=torch.float64)) for t in ts]\n"
-        "for _ in range(3):\n"
+        "for _ in range(2):\n"
         "    found = [s for s in a.storages(0, doing='park') if s.nbytes == 1 << 26]\n"
         "    with a.watched():\n"
         "        torch.cuda.synchronize(); t0 = time.perf_counter(); n = a.park(found); torch.cuda.synchronize()\n"

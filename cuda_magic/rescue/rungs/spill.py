@@ -54,6 +54,11 @@ class _Watched:
     def __exit__(self, *error: Any) -> None:
         before = self._ooms()
         try:
+            # what the statement has used and given back is whole again, so that what comes back cuts up no segment
+            self._allocator.empty_cache()
+        except RuntimeError:  # a lost context: the user's error says so
+            pass
+        try:
             self._watched.__exit__(*error)
         finally:
             self.errors = self._ooms() - before
