@@ -12,6 +12,7 @@ from test_rescue_gpu import GIB, PATHS, Kernel, rung
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
+LONGEST = 12
 
 
 def child(code: str, **env: str) -> dict:
@@ -108,7 +109,7 @@ def children():
     }
 
     def result(name):
-        out, err = started[name].communicate(timeout=120)
+        out, err = started[name].communicate(timeout=40)
         assert started[name].returncode == 0, out[-2000:] + err[-3000:]
         return json.loads(out.strip().splitlines()[-1])
 
@@ -118,35 +119,20 @@ def children():
         process.wait()
 
 
-def test_rates_on_a_warm_arena():
-    """5 GiB in 80 tensors, out and back, three times in one process; intact each time."""
-    from record import record
-
-    code = (
-        "import torch, json, time\nfrom cuda_magic.memory.torch import allocator\n"
-        "ts = [torch.full((1 << 24,), float(i), device='cuda') for i in range(80)]\na = allocator(); rows = []\n"
-        "sums = [float(t.sum(dtype=torch.float64)) for t in ts]\n"
-        "for _ in range(2):\n"
-        "    found = [s for s in a.storages(0, doing='park') if s.nbytes == 1 << 26]\n"
-        "    with a.watched():\n"
-        "        torch.cuda.synchronize(); t0 = time.perf_counter(); n = a.park(found); torch.cuda.synchronize()\n"
-        "        t1 = time.perf_counter()\n"
-        "    torch.cuda.synchronize(); t2 = time.perf_counter(); assert not a.parked()\n"
-        "    assert sums == [float(t.sum(dtype=torch.float64)) for t in ts]\n"
-        "    rows.append([n, t1 - t0, t2 - t1])\n"
-        "print(json.dumps(rows))"
-    )
-    rows = child(code)
-    rates = [{"bytes": n, "out_s": out, "back_s": back, "out_GBps": n / out / 1e9, "back_GBps": n / back / 1e9}
-             for n, out, back in rows]  # fmt: skip
-    record("spill_rates", {"first": rates[0], "again": rates[-1]})
-    assert max(r["out_GBps"] for r in rates[1:]) > 40
-    assert max(r["back_GBps"] for r in rates[1:]) > 40
-
-
 @pytest.fixture(scope="module")
 def shared():
+    """One kernel for the module. A cell that takes longer than LONGEST fails its test and is interrupted."""
     made = Kernel()
+    real = made.client.execute_interactive
+
+    def execute(code, **options):
+        try:
+            return real(code, **{**options, "timeout": LONGEST})
+        except TimeoutError:
+            made.manager.interrupt_kernel()
+            raise
+
+    made.client.execute_interactive = execute
     yield made
     made.close()
 
@@ -185,22 +171,6 @@ def test_a_reserve_that_was_not_needed_returns_to_the_driver(kernel):
     assert abs(int(kernel.value("torch.cuda.mem_get_info()[0] - free"))) <= 64 * MIB
 
 
-def test_plain_cuda_malloc_for_a_cell_and_its_memory_returns_to_the_driver(kernel):
-    """15 MiB left, 5 asked: a segment of 20 does not fit, cudaMalloc does; when it dies the driver has it."""
-    kernel.run("torch.zeros(1, device='cuda').fill_(2); k = E(1); torch.cuda.empty_cache()")
-    kernel.run("cap(torch.cuda.memory_reserved() / G + 15/1024)")
-    report = kernel.guard("y = torch.empty(5 << 20, dtype=torch.uint8, device='cuda')", "--only caches,cudamalloc")
-    assert report["status"] == "rescued", (report["rungs"], report["notes"])
-    assert rung(report, "cudamalloc")["state"] == "on"
-    assert kernel.value("torch._C._has_Standard_Deleter(y.untyped_storage()._cdata)") == "False"
-    kernel.run(
-        "torch.cuda.synchronize(); held = torch.cuda.mem_get_info()[0]; del y; gc.collect(); torch.cuda.synchronize()"
-    )
-    back = int(kernel.value("torch.cuda.mem_get_info()[0] - held"))
-    print("returned to the driver:", back / MIB, "MiB")
-    assert back >= 5 * MIB
-
-
 def test_idle_tensors_wait_and_come_back(kernel):
     """5 GiB in 80 tensors idle under 12 GiB, 9 GiB asked: rescued twice, every byte intact, nothing left parked."""
     from record import record
@@ -217,33 +187,6 @@ def test_idle_tensors_wait_and_come_back(kernel):
         assert parked(kernel) == [0, False]
     assert kernel.value("all(bool((t == i).all()) for i, t in enumerate(idle))") == "True"
     record("spill_rung", figures)
-
-
-def test_two_models_in_one_notebook(kernel):
-    """The first one, with gradients and AdamW's state, waits while the second trains; both end bitwise as plain."""
-    setup = (
-        "def make():\n"
-        "    torch.manual_seed(0)\n"
-        "    m = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(6)]).cuda()\n"
-        "    return m, torch.optim.AdamW(m.parameters())\n"
-        "def step(m, o, x):\n"
-        "    o.zero_grad(set_to_none=True); m(x).square().mean().backward(); o.step()\n"
-        "x = torch.ones(64, 4096, device='cuda')\n"
-        "def end(*models): return [p.detach().cpu() for m in models for p in m.parameters()]\n"
-    )
-    kernel.run(
-        setup + "a, oa = make(); step(a, oa, x); b, ob = make(); step(b, ob, x); step(a, oa, x)\nref = end(a, b)"
-    )
-    kernel.run("del a, oa, b, ob; gc.collect(); torch.cuda.empty_cache()")
-    kernel.run("a, oa = make(); step(a, oa, x); cap(2.6)")
-    options = "--checkpoint b,ob --only holders,collect,caches,spill"
-    report = kernel.guard("b, ob = make()\nstep(b, ob, x)", options)
-    assert report["status"] == "rescued", (report["rungs"], report["notes"])
-    print(rung(report, "spill"))
-    assert "wait on the host (a" in rung(report, "spill")["reason"], report
-    kernel.run("cap(139); step(a, oa, x)")
-    assert kernel.value("all(torch.equal(p, q) for p, q in zip(ref, end(a, b)))") == "True"
-    assert parked(kernel) == [0, False]
 
 
 def test_too_full_afterwards(kernel):
@@ -264,12 +207,6 @@ def test_too_full_afterwards(kernel):
     kernel.run("cap(139); a.add_(1); b.mul_(3); torch.cuda.synchronize()")  # the pager brings back what is named
     assert kernel.value("bool((a == 2).all()) and bool((b == 6).all()) and bool((y == 3).all())") == "True"
     assert parked(kernel) == [0, False]
-
-
-def test_a_parked_tensor_without_the_mode_loses_the_context_and_ours_does_not(children):
-    """The same elementwise kernel: on a storage emptied by hand the context is lost; parked by us it is right."""
-    assert children("bare") == "lost"
-    assert children("ours") == [True, True, 0]
 
 
 BREAK = {
@@ -309,17 +246,6 @@ def test_a_failure_half_way_leaves_everything_as_it_was(kernel, what):
     assert kernel.guard("y = E(6).numel()", "--only holders,collect,caches,spill")["status"] == "rescued"
 
 
-def test_200_interrupts_lose_no_byte(children):
-    """SIGINT at 200 random moments of parking and bringing back: delivered, all bytes intact, the mode off."""
-    from record import record
-
-    came, long, on = children("interrupts")
-    record("spill_interrupts", {"sent": 200, "raised": came, "s_each": long})
-    assert came == 200
-    assert not on
-
-
-# -- --reserve
 def test_a_reserve_serves_when_the_heap_is_full(kernel):
     """In a loop and inside backward: no error, no repeat; what it served is said, and it goes back to the driver."""
     from record import record
@@ -335,16 +261,6 @@ def test_a_reserve_serves_when_the_heap_is_full(kernel):
     print("pools afterwards:", pools)
     kernel.run("del k; gc.collect(); torch.cuda.empty_cache()")
     assert kernel.value("torch.cuda.memory_reserved() - base") == "0"
-
-
-def test_the_limits_of_a_reserve(children):
-    """Inside backward it serves; requests of 0.5 MiB and those on another stream it does not."""
-    seen = children("limits")
-    print(seen)
-    assert seen["same"] and not seen["stream"]
-    assert seen["small"] < 600
-    assert seen["served"] == GIB // 2
-    assert not seen["active"]
 
 
 def test_a_reserve_that_is_not_enough_is_given_to_the_heap(kernel):
@@ -363,7 +279,101 @@ def test_a_reserve_that_cannot_be_had(kernel):
     assert "nothing was set aside" in report["notes"][0]
 
 
-# -- settings
+def test_plain_cuda_malloc_for_a_cell_and_its_memory_returns_to_the_driver(kernel):
+    """15 MiB left, 5 asked: a segment of 20 does not fit, cudaMalloc does; when it dies the driver has it."""
+    kernel.run("torch.zeros(1, device='cuda').fill_(2); k = E(1); torch.cuda.empty_cache()")
+    kernel.run("cap(torch.cuda.memory_reserved() / G + 15/1024)")
+    report = kernel.guard("y = torch.empty(5 << 20, dtype=torch.uint8, device='cuda')", "--only caches,cudamalloc")
+    assert report["status"] == "rescued", (report["rungs"], report["notes"])
+    assert rung(report, "cudamalloc")["state"] == "on"
+    assert kernel.value("torch._C._has_Standard_Deleter(y.untyped_storage()._cdata)") == "False"
+    kernel.run(
+        "torch.cuda.synchronize(); held = torch.cuda.mem_get_info()[0]; del y; gc.collect(); torch.cuda.synchronize()"
+    )
+    back = int(kernel.value("torch.cuda.mem_get_info()[0] - held"))
+    print("returned to the driver:", back / MIB, "MiB")
+    assert back >= 5 * MIB
+
+
+def test_two_models_in_one_notebook(kernel):
+    """The first one, with gradients and AdamW's state, waits while the second trains; both end bitwise as plain."""
+    setup = (
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    m = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(6)]).cuda()\n"
+        "    return m, torch.optim.AdamW(m.parameters())\n"
+        "def step(m, o, x):\n"
+        "    o.zero_grad(set_to_none=True); m(x).square().mean().backward(); o.step()\n"
+        "x = torch.ones(64, 4096, device='cuda')\n"
+        "def end(*models): return [p.detach().cpu() for m in models for p in m.parameters()]\n"
+    )
+    kernel.run(
+        setup + "a, oa = make(); step(a, oa, x); b, ob = make(); step(b, ob, x); step(a, oa, x)\nref = end(a, b)"
+    )
+    kernel.run("del a, oa, b, ob; gc.collect(); torch.cuda.empty_cache()")
+    kernel.run("a, oa = make(); step(a, oa, x); cap(2.6)")
+    options = "--checkpoint b,ob --only holders,collect,caches,spill"
+    report = kernel.guard("b, ob = make()\nstep(b, ob, x)", options)
+    assert report["status"] == "rescued", (report["rungs"], report["notes"])
+    print(rung(report, "spill"))
+    assert "wait on the host (a" in rung(report, "spill")["reason"], report
+    kernel.run("cap(139); step(a, oa, x)")
+    assert kernel.value("all(torch.equal(p, q) for p, q in zip(ref, end(a, b)))") == "True"
+    assert parked(kernel) == [0, False]
+
+
+def test_rates_on_a_warm_arena():
+    """5 GiB in 80 tensors, out and back, three times in one process; intact each time."""
+    from record import record
+
+    code = (
+        "import torch, json, time\nfrom cuda_magic.memory.torch import allocator\n"
+        "ts = [torch.full((1 << 24,), float(i), device='cuda') for i in range(80)]\na = allocator(); rows = []\n"
+        "sums = [float(t.sum(dtype=torch.float64)) for t in ts]\n"
+        "for _ in range(2):\n"
+        "    found = [s for s in a.storages(0, doing='park') if s.nbytes == 1 << 26]\n"
+        "    with a.watched():\n"
+        "        torch.cuda.synchronize(); t0 = time.perf_counter(); n = a.park(found); torch.cuda.synchronize()\n"
+        "        t1 = time.perf_counter()\n"
+        "    torch.cuda.synchronize(); t2 = time.perf_counter(); assert not a.parked()\n"
+        "    assert sums == [float(t.sum(dtype=torch.float64)) for t in ts]\n"
+        "    rows.append([n, t1 - t0, t2 - t1])\n"
+        "print(json.dumps(rows))"
+    )
+    rows = child(code)
+    rates = [{"bytes": n, "out_s": out, "back_s": back, "out_GBps": n / out / 1e9, "back_GBps": n / back / 1e9}
+             for n, out, back in rows]  # fmt: skip
+    record("spill_rates", {"first": rates[0], "again": rates[-1]})
+    assert max(r["out_GBps"] for r in rates[1:]) > 40
+    assert max(r["back_GBps"] for r in rates[1:]) > 40
+
+
+def test_a_parked_tensor_without_the_mode_loses_the_context_and_ours_does_not(children):
+    """The same elementwise kernel: on a storage emptied by hand the context is lost; parked by us it is right."""
+    assert children("bare") == "lost"
+    assert children("ours") == [True, True, 0]
+
+
+def test_200_interrupts_lose_no_byte(children):
+    """SIGINT at 200 random moments of parking and bringing back: delivered, all bytes intact, the mode off."""
+    from record import record
+
+    came, long, on = children("interrupts")
+    record("spill_interrupts", {"sent": 200, "raised": came, "s_each": long})
+    assert came == 200
+    assert not on
+
+
+def test_the_limits_of_a_reserve(children):
+    """Inside backward it serves; requests of 0.5 MiB and those on another stream it does not."""
+    seen = children("limits")
+    print(seen)
+    assert seen["same"] and not seen["stream"]
+    assert seen["small"] < 600
+    assert seen["served"] == GIB // 2
+    assert not seen["active"]
+
+
 def test_expandable_segments_keep_the_other_settings(children):
     """Switched on and off at run time: every other setting is what it was, inside and afterwards."""
     same, off, on, after, split = children("settings")
