@@ -28,6 +28,8 @@ EACH = 8
 ENGINES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ASKED = (64, 5.0, 32.0)
 """Engines, milliseconds and kB that a tick may cost at most."""
+SHARED = (64, 8)
+"""Engines and hosts where each host runs one engine a card."""
 TICKS = 12
 INTERVAL = 1.0
 KEY = b"benchmark of a cluster"
@@ -35,8 +37,8 @@ LISTENER = "0123456789abcdef"
 
 
 # -- the engines: one process plays all of them
-def farm(engines: int, interval: float) -> None:
-    """Tick `engines` samplers every `interval` seconds, until the standard input closes."""
+def farm(engines: int, interval: float, hosts: int) -> None:
+    """Tick `engines` samplers on `hosts` hosts whenever a line comes, until the standard input closes."""
     import zmq
     from fakes.moving import Moving
     from jupyter_client.session import Session
@@ -69,8 +71,8 @@ def farm(engines: int, interval: float) -> None:
     machines, samplers = [], []
     for i in range(engines):
         machine = Machine(EACH)
-        machine.host = f"node{i:04}"
-        machine._at = 13 * i
+        machine.host = f"node{i % hosts:04}"
+        machine._at = 13 * (i % hosts)
         machines.append(machine)
         samplers.append(Sampler(Kernel(i), LISTENER, interval, 95, 1e9))
     print(port, flush=True)
@@ -134,12 +136,12 @@ def follow(count, port, interval):
 """
 
 
-def measure(client: Any, engines: int) -> dict[str, float]:
-    """Milliseconds and bytes a tick, at `engines` engines."""
+def measure(client: Any, engines: int, hosts: int) -> dict[str, float]:
+    """Milliseconds and bytes a tick, at `engines` engines of which each sees its host's 8 devices."""
     from benchmarks.panel import Channel
 
     channel = Channel(client)
-    command = [sys.executable, __file__, "--farm", str(engines), str(INTERVAL)]
+    command = [sys.executable, __file__, "--farm", str(engines), str(INTERVAL), str(hosts)]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdin is not None and child.stdout is not None
 
@@ -184,7 +186,7 @@ def measure(client: Any, engines: int) -> dict[str, float]:
         child.wait(10)
     return {
         "engines": engines,
-        "devices": EACH * engines,
+        "devices": EACH * hosts,
         "kernel_ms": round(1000 * statistics.median(a + b for a, b, _ in costs), 2),
         "kernel_ms_max": round(1000 * max(a + b for a, b, _ in costs), 2),
         "take_in_ms": round(1000 * statistics.median(a for a, _, _ in costs), 2),
@@ -235,17 +237,23 @@ def main() -> None:
         from benchmarks.panel import Channel
 
         Channel(client).run(PREPARE.format(key=KEY, listener=LISTENER))
-        rows = [measure(client, engines) for engines in ENGINES]
+        rows = [measure(client, engines, engines) for engines in ENGINES]
+        shared = measure(client, *SHARED)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     print(f"{'engines':>8}{'devices':>9}{'kernel ms a tick':>18}{'highest':>9}{'page kB a tick':>16}")
-    for row in rows:
+    for row in [*rows, shared]:
         costs = f"{row['kernel_ms']:18.2f}{row['kernel_ms_max']:9.2f}{row['page_kB']:16.1f}"
         print(f"{row['engines']:8}{row['devices']:9}{costs}")
     if len(sys.argv) > 2:
         where = {"python": platform.python_version(), "processors": os.cpu_count(), "machine": platform.machine()}
-        found = {"where": where, "a tick": rows, "another client, us a message": round(foreign())}
+        found = {
+            "where": where,
+            "a tick": rows,
+            "a tick, an engine a card": shared,
+            "another client, us a message": round(foreign()),
+        }
         Path(sys.argv[1]).write_text(json.dumps(found, indent=1) + "\n")
         Path(sys.argv[2]).write_text(plot(rows))
     engines, ms, kb = ASKED
@@ -306,6 +314,6 @@ def _pane(rows: list[dict[str, float]], name: str, title: str, bound: float, lef
 
 if __name__ == "__main__":
     if "--farm" in sys.argv:
-        farm(int(sys.argv[-2]), float(sys.argv[-1]))
+        farm(int(sys.argv[-3]), float(sys.argv[-2]), int(sys.argv[-1]))
     else:
         main()

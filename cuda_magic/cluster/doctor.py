@@ -17,7 +17,7 @@ from ..render.units import NA
 from ..result import Result
 from .connect import Answer
 from .state import NOTHING, State
-from .table import ids
+from .table import count, ids
 
 __all__ = ["ClusterDiagnosis", "EngineDiagnosis", "Oddity", "diagnosis"]
 
@@ -101,9 +101,8 @@ class ClusterDiagnosis(Result):
             sentence = "CUDA works on every engine, with something to look at"
         else:
             sentence = "CUDA works on every engine, and they are alike"
-        blocks: list[Block] = [
-            Title(f"cuda_doctor, {self.cluster}: {sentence} ({len(self.engines)} engines, {hosts} hosts).", self.label)
-        ]
+        size = f"{count(len(self.engines), 'engine')}, {count(hosts, 'host')}"
+        blocks: list[Block] = [Title(f"cuda_doctor, {self.cluster}: {sentence} ({size}).", self.label)]
         for odd in self.oddities:
             blocks.append(Note("warning" if odd.expected else "info", f"engine {ids(odd.engines)}: {odd.sentence}"))
         columns = ("host", "engines", "verdict", "cards", "driver", "torch", "CUDA of torch", "Python", "findings")

@@ -90,6 +90,7 @@ class Feed:
     def tick(self, renew: bool = True) -> None:
         """Take in what came, begin on engines that are new, and say that somebody listens."""
         self.drain()
+        self.state.settle()
         there = set() if self.client._closed else set(self.client.ids)
         if renew and there:
             self._begin(there)

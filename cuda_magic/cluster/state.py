@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..panel.wire import FIELDS, pack, split, unpack
+from .agent import PROTOCOL
 
 __all__ = ["Engine", "Host", "Row", "State"]
 
@@ -95,6 +96,8 @@ class State:
         self.version = 0
         """Grows when a host, an engine's state, a device or a name changes."""
         self._by_uuid: dict[str, Row] = {}
+        self._mixed: dict[int, Row] = {}
+        """Rows that several engines see and that one of them told anew: put together once a tick, see `settle`."""
 
     # -- what engines say
     def engine(self, number: int) -> Engine:
@@ -111,6 +114,9 @@ class State:
         gap = number != one.number + 1
         one.number, one.at = number, self.clock()
         full, values = content.get("f"), split(content.get("v", ""))
+        if full is not None and full.get("protocol", PROTOCOL) != PROTOCOL:
+            self.mark(one, "failed", "its cuda_magic is of another release, which speaks otherwise")
+            return True
         if full is not None:
             self._whole(one, full, values)
             gap = False
@@ -119,7 +125,7 @@ class State:
         elif "i" in content:
             for i, text in zip(content["i"], values, strict=True):
                 one.values[i] = text
-                self._value(one.rows[i])
+                self._told(one.rows[i], text)
         elif values:
             self._all(one, values)
         if one.rows or (one.host is not None and one.host.none):
@@ -156,11 +162,20 @@ class State:
             raise ValueError(f"{len(values)} values for {len(one.rows)} devices")
         one.values = values
         for row, text in zip(one.rows, values, strict=True):
-            if len(row.seen) > 1:
-                self._value(row)
-            elif text != row.values:
-                row.values = text
-                self.changed.add(row.place)
+            self._told(row, text)
+
+    def _told(self, row: Row, text: str) -> None:
+        if len(row.seen) > 1:
+            self._mixed[row.place] = row
+        elif text != row.values:
+            row.values = text
+            self.changed.add(row.place)
+
+    def settle(self) -> None:
+        """Put together what several engines said of one device since the last call."""
+        for row in self._mixed.values():
+            self._value(row)
+        self._mixed.clear()
 
     def _whole(self, one: Engine, full: dict[str, Any], values: list[str]) -> None:
         cards = full["cards"]

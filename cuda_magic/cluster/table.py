@@ -15,7 +15,7 @@ from ..result import Result
 from .connect import Answer
 from .state import FIRST, Host, Row, State
 
-__all__ = ["ClusterDevice", "ClusterEngine", "ClusterTable", "from_answers", "table"]
+__all__ = ["ClusterDevice", "ClusterEngine", "ClusterTable", "count", "from_answers", "ids", "table"]
 
 MANY = 64
 """Up to so many devices each has a line; with more each host has one."""
@@ -92,9 +92,9 @@ class ClusterTable(Result):
     def blocks(self) -> Sequence[Block]:
         used = sum(d.used or 0 for d in self.devices)
         total = sum(d.total or 0 for d in self.devices)
-        counts = f"{_count(len(self.hosts), 'host')}, {_count(len(self.engines), 'engine')}"
+        counts = f"{count(len(self.hosts), 'host')}, {count(len(self.engines), 'engine')}"
         sizes = f", {bytes_text(used)} of {bytes_text(total)} used" if self.devices else ""
-        title = f"GPU memory, {self.cluster}: {counts}, {_count(len(self.devices), 'device')}{sizes}"
+        title = f"GPU memory, {self.cluster}: {counts}, {count(len(self.devices), 'device')}{sizes}"
         blocks: list[Block] = [Title(title, self.label)]
         if len(self.devices) > MANY:
             blocks.append(self._by_host())
@@ -153,7 +153,7 @@ class ClusterTable(Result):
         return list(dict.fromkeys(notes))
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -186,6 +186,7 @@ def _cells(d: ClusterDevice) -> list[str]:
 
 def table(state: State, cluster: str, alert: int, unit: int = 1) -> ClusterTable:
     """`state` as a table; its sizes are in `unit` bytes."""
+    state.settle()
     names = dict(zip(map(id, state.hosts), state.names(), strict=True))
     hosts = sorted(state.hosts, key=lambda host: _natural(names[id(host)]))
     devices = [_device(state, row, names[id(host)], unit) for host in hosts for row in _of(state, host)]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
+from cluster.conftest import until
 from fakes.moving import Moving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cuda_magic.cluster.connect import Answer
+from cuda_magic.cluster.connect import Answer, reason
 from cuda_magic.cluster.doctor import diagnosis
 from cuda_magic.cluster.sampler import ALIVE, Sampler
 from cuda_magic.cluster.state import State
@@ -65,6 +67,7 @@ def test_a_card_that_two_engines_see_has_the_tensors_of_both(state):
     # used, util, temp, power, live, cached, fragmented, context, kernels, others, unattributed
     say(state, 0, "a", ["X"], [[20_000, 50, 40, 300, 4000, 1000, 0, 500, 0, 8500, 6000]])
     say(state, 1, "a", ["X"], [[20_000, 60, 41, 310, 6000, 500, 0, 500, 0, 6500, 7000]])
+    state.settle()
     values = unpack(state.rows[0].values)
     assert values[0] == 20_000
     assert values[4:8] == [10_000, 1500, None, 1000] or values[4:8] == [10_000, 1500, 0, 1000]
@@ -203,7 +206,7 @@ def test_without_a_majority_nobody_is_odd():
 def test_all_alike():
     """Calm: one line a host, no note."""
     found = diagnosis([Answer(0, said()), Answer(1, said())], "cluster x")
-    assert found.exit_code == 0 and "they are alike (2 engines, 1 hosts)" in repr(found)
+    assert found.exit_code == 0 and "they are alike (2 engines, 1 host)" in repr(found)
     assert not found.oddities and len(found._groups()) == 1
 
 
@@ -272,6 +275,44 @@ def test_what_an_engine_sends_makes_up_what_it_read(sampler):
 
     sampler.fake.still = True
     assert join([row.values for row in state.rows]) == snapshot(95, MIB)["values"]
+
+
+def test_readings_end_when_nobody_listens():
+    """The lease over: none; renewed: everything again; left alone for ten leases: the thread ends."""
+    before = use(Moving(1))
+    sent = []
+    one = Sampler(Kernel(), "key", 0.02, 95, 0.15)
+    one.send = sent.append
+    try:
+        one.begin()
+        assert until(lambda: len(sent) > 2, 3)
+        time.sleep(0.4)
+        count = len(sent)
+        time.sleep(0.2)
+        assert len(sent) == count and one.running
+        one.renew()
+        assert until(lambda: len(sent) > count, 2) and "f" in sent[count]
+        assert until(lambda: not one.running, 5)
+    finally:
+        one.stop()
+        use(before)
+
+
+def test_what_an_engine_says_of_itself_in_trouble():
+    """No cuda_magic there, a release that speaks otherwise, an engine that ends: one sentence each."""
+
+    class Missing(Exception):
+        ename, evalue = "ModuleNotFoundError", "No module named 'cuda_magic'"
+
+    class Ended(Exception):
+        ename, evalue = "EngineError", "Engine died while running task"
+
+    assert "%pip install cuda-magic" in reason(Missing(), 5)["failure"]
+    assert reason(Ended(), 5) == {"failure": "it has ended", "kind": "gone"}
+    assert reason(ValueError("no"), 5) == {"failure": "ValueError: no", "kind": "broken"}
+    other = {**full("a", ["X"]), "values": "1,1,1,1", "protocol": 99}
+    made = from_answers([Answer(0, other)], "cluster x", 95)
+    assert [e.state for e in made.engines] == ["failed"] and "another release" in repr(made)
 
 
 # -- what goes to the page
