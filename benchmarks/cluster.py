@@ -53,6 +53,10 @@ def farm(engines: int, interval: float, hosts: int) -> None:
 
     class Machine(Moving):
         host = ""
+        mine = -1  # the card that this engine uses, where others use the rest
+
+        def live(self, i: int) -> int:
+            return super().live(i) if self.mine in (-1, i) else 0
 
         def read(self, **options: bool) -> Reading:
             from dataclasses import replace
@@ -73,6 +77,7 @@ def farm(engines: int, interval: float, hosts: int) -> None:
         machine = Machine(EACH)
         machine.host = f"node{i % hosts:04}"
         machine._at = 13 * (i % hosts)
+        machine.mine = -1 if hosts == engines else i // hosts
         machines.append(machine)
         samplers.append(Sampler(Kernel(i), LISTENER, interval, 95, 1e9))
     print(port, flush=True)

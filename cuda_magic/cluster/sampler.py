@@ -16,6 +16,7 @@ from typing import Any
 from ..kernel import control
 from ..panel.wire import MIB, join, split
 from .agent import snapshot
+from .state import holds
 
 __all__ = ["ALIVE", "FULL", "TOPIC", "Sampler", "start", "stop"]
 
@@ -51,6 +52,7 @@ class Sampler:
         self._number = 0
         self._cards: Any = None
         self._values: list[str] = []
+        self._owns: list[int] = []
         self._sent_at = self._full_due = float("-inf")
         self._until = time.monotonic() + lease
         self._halt = threading.Event()
@@ -112,7 +114,10 @@ class Sampler:
                 content["v"] = join([values[i] for i in changed])
                 if len(changed) < len(values):
                     content["i"] = changed
-        self._cards, self._values = cards, values
+        owns = [i for i, row in enumerate(values) if holds(row)]
+        if "f" in content or owns != self._owns:
+            content["o"] = owns
+        self._cards, self._values, self._owns = cards, values, owns
         self._number += 1
         self._sent_at = now
         self.send(content)

@@ -14,7 +14,7 @@ from typing import Any
 from ..panel.wire import FIELDS, pack, split, unpack
 from .agent import PROTOCOL
 
-__all__ = ["Engine", "Host", "Row", "State"]
+__all__ = ["Engine", "Host", "Row", "State", "holds"]
 
 FIRST = 4
 """Where the parts of the used memory begin in a device's values."""
@@ -22,10 +22,19 @@ OWN = tuple(FIRST + FIELDS.index(name) for name in ("live", "cached", "fragmente
 """Places of the parts that are the engine's own."""
 FOREIGN = tuple(FIRST + FIELDS.index(name) for name in ("others", "kernels", "unattributed"))
 """Places in which an engine sees what the other engines hold."""
+FRESH = 3.0
+"""Seconds by which one engine's reading of a device may be older than another's."""
 GONE = 300.0
 """Seconds for which an engine that ended is still named on a host that has others."""
 NOTHING = "," * (FIRST - 1)
 """The values of a device of which nothing is known."""
+
+
+def holds(text: str) -> bool:
+    """Whether packed values hold memory of the engine's own: most engines use one card of their host."""
+    parts = text.split(",", FIRST + 4)
+    own, rest = parts[FIRST : FIRST + 4], parts[FIRST + 4 :]
+    return any(word not in ("", "0") for word in own) or bool(rest and rest[0].count(",") >= len(FIELDS) - 5)
 
 
 @dataclass(eq=False)
@@ -48,6 +57,8 @@ class Engine:
     cards: list[dict[str, Any]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     """The row of each of its devices."""
+    owns: frozenset[int] = frozenset()
+    """The devices on which it holds memory."""
 
 
 @dataclass(eq=False)
@@ -117,6 +128,10 @@ class State:
         if full is not None and full.get("protocol", PROTOCOL) != PROTOCOL:
             self.mark(one, "failed", "its cuda_magic is of another release, which speaks otherwise")
             return True
+        if "o" in content:
+            one.owns = frozenset(content["o"])
+        elif full is not None:
+            one.owns = frozenset(i for i, text in enumerate(values) if holds(text))
         if full is not None:
             self._whole(one, full, values)
             gap = False
@@ -173,8 +188,12 @@ class State:
 
     def settle(self) -> None:
         """Put together what several engines said of one device since the last call."""
+        first: dict[tuple[int, ...], Engine] = {}
         for row in self._mixed.values():
-            self._value(row)
+            seen = tuple(row.seen)  # alike for the cards of a host
+            if seen not in first:
+                first[seen] = self._primary(row)
+            self._value(row, first[seen])
         self._mixed.clear()
 
     def _whole(self, one: Engine, full: dict[str, Any], values: list[str]) -> None:
@@ -253,24 +272,26 @@ class State:
         self.version += 1
 
     def _primary(self, row: Row) -> Engine:
-        """Whose reading of a device counts: a living engine's, of those the one heard last."""
-        return max((self.engines[one] for one in row.seen), key=lambda e: (e.state in ("live", "waits"), e.at, -e.id))
+        """Whose reading of a device counts: the first living engine's, unless another one was heard lately."""
+        some = [self.engines[one] for one in row.seen]
+        living = [e for e in some if e.state in ("live", "waits")] or some
+        newest = max(e.at for e in living)
+        return next(e for e in living if e.at >= newest - FRESH)
 
-    def _value(self, row: Row) -> None:
+    def _value(self, row: Row, first: Engine | None = None) -> None:
         if len(row.seen) == 1:
             ((one, at),) = row.seen.items()
             values = self.engines[one].values[at]
         elif row.seen:
-            values = self._together(row)
+            values = self._together(row, first or self._primary(row))
         else:
             return
         if values != row.values:
             row.values = values
             self.changed.add(row.place)
 
-    def _together(self, row: Row) -> str:
-        """What several engines say of one device: the driver's numbers of one, the memory of all."""
-        first = self._primary(row)
+    def _together(self, row: Row, first: Engine) -> str:
+        """What several engines say of one device: the driver's numbers of the first, the memory of all."""
         text = first.values[row.seen[first.id]]
         values = unpack(text)
         if values[0] is None:
@@ -280,6 +301,8 @@ class State:
         for one, at in row.seen.items():
             engine = self.engines[one]
             if engine is first or engine.state not in ("live", "waits"):
+                continue
+            if at not in engine.owns:
                 continue
             theirs = unpack(engine.values[at])
             for i in OWN:

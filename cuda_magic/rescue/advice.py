@@ -90,6 +90,8 @@ def _refused(c: Case) -> list[NextStep]:
     if not c.refused:
         return []
     words = "; ".join(c.refused)
+    if any("other ranks" in one or "from rank to rank" in one for one in c.refused):
+        return [NextStep("free memory on this rank, then run the cell on all ranks again", "%gpu_mem --free")]
     return [
         NextStep(f"keep the state of what the statement changes ({words})", "%%cuda_guard --checkpoint NAME,..."),
         NextStep("if a second run of the statement does no harm", "%%cuda_guard --repeat-anyway"),

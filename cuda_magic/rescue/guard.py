@@ -249,7 +249,9 @@ class GuardRun:
         self._held = _held(room.allocated, fault.sizes.allocated) if room is not None else None
         signature = (fault.kind.id, fault.sizes.requested, self._held or fault.sizes.allocated)
         self._stuck, self._signature = signature == self._signature, signature
-        self.refused = [] if self.options.repeat_anyway else self._changed(allocator)
+        self.refused = self._marks.entered(self.namespace)
+        if not self.options.repeat_anyway:
+            self.refused += self._changed(allocator)
         if self.refused:
             self.status = "refused"
             return False

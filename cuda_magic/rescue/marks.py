@@ -136,9 +136,13 @@ class Marks:
         """Names that the statement itself binds: the cell puts those back."""
         return () if self.step is None else self.step.names_bound
 
+    def entered(self, namespace: Mapping[str, Any]) -> list[str]:
+        """Why this rank of a job may not repeat the statement alone: nothing keeps that state, nobody may allow it."""
+        return ranks.changed(self.ranks, namespace)
+
     def changed(self, namespace: Mapping[str, Any], allocator: Allocator | None) -> list[str]:
         """Sentences naming what changed and cannot be put back; empty when a repeat starts from the same state."""
-        found = ranks.changed(self.ranks, namespace)
+        found: list[str] = []
         if allocator is not None and self.tensors is not None:
             found += allocator.changed(self.tensors)
         lists = [n for n, before in self.containers.items() if n in namespace and _items(namespace[n]) != before]
