@@ -249,7 +249,7 @@ class GuardRun:
         self._held = _held(room.allocated, fault.sizes.allocated) if room is not None else None
         signature = (fault.kind.id, fault.sizes.requested, self._held or fault.sizes.allocated)
         self._stuck, self._signature = signature == self._signature, signature
-        self.refused = self._marks.entered(self.namespace)
+        self.refused = (self._marks or _NO_MARKS).entered(self.namespace)
         if not self.options.repeat_anyway:
             self.refused += self._changed(allocator)
         if self.refused:
