@@ -51,7 +51,7 @@ def interpreter(release: str) -> str | None:
 
 
 def _release(python: str) -> str:
-    code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 
@@ -70,8 +70,9 @@ def build(stack: Stack) -> Path | None:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     pinned = [line for line in stack.constraints.read_text().splitlines() if line and not line.startswith("#")]
-    subprocess.run([base, "-m", "venv", str(folder)], check=True)
-    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "-q", "--python", base, str(folder)], check=True)
+    pip = [*uv, "pip", "install", "-q", "--compile-bytecode", "--python", str(python)]
     subprocess.run([*pip, *pinned, *packages], check=True)
     (folder / "done").touch()
     return python
