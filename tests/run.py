@@ -59,7 +59,7 @@ def main() -> None:
         sys.exit("browser tests cannot run: Chromium, Playwright or JupyterLab is missing")
     else:
         print("== browser: SKIPPED, Chromium, Playwright or JupyterLab is not installed")
-    run("stacks", python, "-m", "pytest", "-q", "-m", "stack")
+    run("stacks", python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-m", "stack", "tests")
 
 
 if __name__ == "__main__":

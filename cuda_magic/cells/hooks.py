@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import no_var_expand
 
-from .body import Translated, translate
-from .failure import Show
+if TYPE_CHECKING:
+    from .body import Translated
+    from .failure import Show
 
 __all__ = ["AWAITING", "Hooks"]
 
@@ -54,7 +55,7 @@ class Hooks:
     def __init__(self, shell: Any, names: Iterable[str] = ("cuda_guard", "gpu_mem")) -> None:
         self.shell = shell
         self.names = tuple(names)
-        self.show = Show(shell)
+        self._show: Show | None = None
         self.raw: str | None = None
         """The running cell as typed; None if it is not one of the user's."""
         self.stored = False
@@ -69,6 +70,15 @@ class Hooks:
         self._last: tuple[str, Translated] | None = None
 
     @property
+    def show(self) -> Show:
+        """Shows the errors of cells that ran below one of our magics."""
+        if self._show is None:
+            from .failure import Show
+
+            self._show = Show(self.shell)
+        return self._show
+
+    @property
     def number(self) -> int:
         """n of the running cell's ``In[n]``: IPython 9 counts up before it runs a cell, 7 and 8 after."""
         number: int = self.shell.displayhook.prompt_count if self.stored else self.shell.execution_count
@@ -77,6 +87,8 @@ class Hooks:
     def translate(self, body: str) -> Translated:
         """`body` as Python; kept until a cell has run, since a front end and the magic ask for the same one again."""
         if self._last is None or self._last[0] != body:
+            from .body import translate
+
             before, self.translating = self.translating, True
             try:
                 self._last = body, translate(self.shell, body)
@@ -100,7 +112,8 @@ class Hooks:
 
     def remove(self) -> None:
         """Undo `install`; a second call does nothing."""
-        self.show.cancel()
+        if self._show is not None:
+            self._show.cancel()
         if self._transform not in self.shell.input_transformers_post:
             return
         self.shell.input_transformers_post.remove(self._transform)
@@ -110,7 +123,8 @@ class Hooks:
         self.shell.magics_manager.magics["cell"].pop(AWAITING, None)
 
     def _pre_execute(self) -> None:  # fires for silent runs too, which have no pre_run_cell
-        self.show.cancel()
+        if self._show is not None:
+            self._show.cancel()
         self.raw, self.stored, self.awaited, self._running = None, False, False, True
 
     def _post_execute(self) -> None:

@@ -119,7 +119,7 @@ class Recorder:
             _parquet().DataFrame(self._kept, columns=list(FIELDS)).to_parquet(self._file)
         self._file.close()
         why = f" It ended by itself: {self.failure}." if self.failure else ""
-        return f"{self.ticks} readings written to {self.path}.{why}"
+        return f"{self.ticks} {'reading' if self.ticks == 1 else 'readings'} written to {self.path}.{why}"
 
 
 def _parquet() -> Any:

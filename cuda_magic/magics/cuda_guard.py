@@ -114,8 +114,16 @@ def _name(text: str, flag: str) -> str:
     return text
 
 
-def _rungs(text: str | None, flag: str) -> tuple[str, ...]:
+def _listed(text: str | None, flag: str, what: str) -> tuple[str, ...]:
+    """The names of a list with commas; none where the option is not given."""
     names = tuple(n.strip() for n in (text or "").split(",") if n.strip())
+    if text is not None and not names:
+        raise UserError(f"cuda_guard: {flag} names at least {what}, not {text!r}.")
+    return names
+
+
+def _rungs(text: str | None, flag: str) -> tuple[str, ...]:
+    names = _listed(text, flag, "a rung, as in holders,collect")
     for name in names:
         if name not in NAMES:
             hint = nearest(name, NAMES) or f" Rungs: {', '.join(NAMES)}"
@@ -175,7 +183,10 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
     wait = default_wait if given.wait is None else given.wait
     if retries < 0 or not wait >= 0:  # so that nan is refused too
         raise UserError("cuda_guard: --retries and --wait are 0 or more.")
-    checkpoint = tuple(_name(n.strip(), "--checkpoint") for n in (given.checkpoint or "").split(",") if n.strip())
+    checkpoint = tuple(
+        _name(name, "--checkpoint")
+        for name in _listed(given.checkpoint, "--checkpoint", "one object, as in model,optimizer")
+    )
     made = GuardOptions(
         retries=retries,
         wait=wait,
@@ -229,7 +240,7 @@ def _check_names(made: GuardOptions, shell: Any, hooks: Any, body: str) -> None:
 @cache
 def _rooms() -> tuple[Any, Any]:
     """What runs and rescues a cell, loaded with the first guarded one."""
-    from ..cells import run
+    from ..cells.run import run
     from ..rescue.guard import GuardRun
 
     return run, GuardRun

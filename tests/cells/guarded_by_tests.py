@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import Any
 
-from cuda_magic import cells
+from cuda_magic.cells.run import run
 from cuda_magic.magics import cuda_guard, load, unload
 
 
@@ -64,7 +64,7 @@ make: list[Any] = [lambda line: Repeats(int(line or 1))]
 def _run(magics, line, cell):
     __tracebackhide__ = True
     last[:] = [make[0](line)]
-    return cells.run(magics, cell, last[0])
+    return run(magics, cell, last[0])
 
 
 _plain_run = cuda_guard.run

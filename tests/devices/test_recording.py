@@ -34,7 +34,7 @@ def test_what_is_read_back_is_what_was_written(gpu, tmp_path, ending, capfd):
     while made.ticks < 3:
         time.sleep(0.01)
     said = recording.stop()
-    assert capfd.readouterr() == ("", "") and "readings written" in said
+    assert capfd.readouterr() == ("", "") and " written to " in said
     answer = replay(path)
     now = once()
     for table in answer.tables:

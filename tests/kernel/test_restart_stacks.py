@@ -19,9 +19,8 @@ def python_of(stack: str) -> Path:
     folder = ROOT / ".stacks" / f"{stack}-py{sys.version_info[0]}{sys.version_info[1]}"
     python, built = folder / "bin" / "python", folder / "built.txt"
     if not built.exists() or built.read_text() != pins.read_text():
-        uv = [sys.executable, "-m", "uv"]
-        subprocess.run([*uv, "venv", "-q", "--clear", "--python", sys.executable, folder], check=True, timeout=60)
-        pip = [*uv, "pip", "install", "-q", "--compile-bytecode", "--python", python]
+        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True, timeout=60)
+        pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "-q"]
         wanted = ["ipykernel", "ipython", "psutil", "packaging", "traitlets"]
         subprocess.run([*pip, "-c", pins, *wanted], check=True, timeout=170)
         built.write_text(pins.read_text())

@@ -25,6 +25,10 @@ MISTAKES = {
     "%%cuda_guard --reserve much\n1": "cuda_guard: --reserve takes a size such as 2GiB or 512MiB, not 'much'.",
     "%%cuda_guard --wait nan\n1": "cuda_guard: --retries and --wait are 0 or more.",
     "%%cuda_guard --report class\n1": "cuda_guard: --report takes the name of a variable, not 'class'.",
+    "%%cuda_guard --checkpoint ,\n1": (
+        "cuda_guard: --checkpoint names at least one object, as in model,optimizer, not ','."
+    ),
+    "%%cuda_guard --only ,\n1": "cuda_guard: --only names at least a rung, as in holders,collect, not ','.",
     "%%cuda_guard --shrink for\n1": "cuda_guard: --shrink takes the name of a variable, not 'for'.",
 }
 

@@ -112,7 +112,7 @@ def test_stop_says_what_it_stopped(run, file, capsys, tmp_path):
     assert said() == "The panel is stopped; its last reading stays."
     run(f"--log {tmp_path / 'new.csv'}")
     capsys.readouterr()
-    assert "readings written to" in said()
+    assert " written to " in said()
 
 
 def test_case_67_a_tiny_interval_is_clamped_with_a_note(run, capsys):

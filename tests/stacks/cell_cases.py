@@ -82,7 +82,6 @@ ERRORS = [
     Case("parser_warns", "x = '\\d'\nx"),
     Case("compiler_warns_and_refuses", "x = 1\nx is 1\nreturn 3"),
     Case("same_constants_are_two_objects", "a = 2570\nb = 2570\na is b, (lambda: 2570)() is a"),
-    Case("await_and_refused", "import asyncio\nawait asyncio.sleep(0)\nreturn 3"),
     Case("bad_await", "def f():\n    await g()"),
     Case("syntax_error_at_run_time", "x = 1\neval('1 +')"),
     Case("unknown_magic", "%no_such_magic"),

@@ -12,7 +12,12 @@ from environments import STACKS, build
 NAMES = ["own", *(stack.name for stack in STACKS)]
 
 
-@pytest.fixture(scope="module", params=["own", *(pytest.param(s, marks=pytest.mark.stack, id=s.name) for s in STACKS)])
+def marks(name):
+    """A stack's cases go to one worker, which has its kernel; two stacks run at once."""
+    return [pytest.mark.stack, pytest.mark.xdist_group(name)]
+
+
+@pytest.fixture(scope="module", params=["own", *(pytest.param(s, marks=marks(s.name), id=s.name) for s in STACKS)])
 def kernel(request, tmp_path_factory):
     """A kernel of the stack, shared by all cases."""
     stack = request.param

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...memory.torch import ranks
 from ..situation import Situation
 from . import Did
@@ -9,15 +11,51 @@ from . import Did
 __all__ = ["RUNG", "next_value"]
 
 
-def next_value(value: int, floor: int, need: int | None, free: int | None, divides: int | None = None) -> int | None:
-    """The next value to try: what the sizes allow, at most half; a divisor of `divides`. None: no more."""
-    target = value // 2
-    if need and free is not None and need > free:
-        target = min(target, value * free // need)
+EXACT = 3
+"""Tries that aim at the largest value that fits; from then on each is at most half of the one before."""
+
+
+def next_value(
+    failed: Sequence[tuple[int, int | None, bool]], floor: int, free: int | None, divides: int | None = None
+) -> int | None:
+    """The next value to try: the largest that the failures so far let hope for. None: no more.
+
+    A statement that succeeded has run, and is not repeated to look for more: the first value that fits is the end, so
+    it is aimed at. Where one request alone was too large, its size tells what fits: first as if memory grew in
+    proportion to the value, then along the line through the last two failures, which finds a fixed part too. Where
+    many small requests filled the card, nobody knows how many would have followed: half, or less if the sizes say so.
+
+    Parameters
+    ----------
+    failed
+        (value, bytes that the statement needed at least, whether one request makes up most of them) of each failed
+        attempt, the last one last.
+    floor
+        The smallest value.
+    free
+        Bytes that the statement may take.
+    divides
+        Only divisors of this are tried.
+    """
+    value, need, told = failed[-1]
+    half = target = value // 2
+    if need is not None and free is not None and need > free:
+        fits = value * free // need
+        target = min(half, fits)
+        if told and len(failed) <= EXACT:
+            target = max(fits, value // 4)  # a quarter at most: few things grow in proportion over so wide a range
+            above, more, told_before = failed[-2] if len(failed) > 1 else (0, None, False)
+            if told_before and more is not None and more > need:
+                line = value - -((free - need) * (above - value) // (more - need))
+                target = min(max(line, value // 4), value - 1)
     target = max(target, floor)
     if divides is not None:
         target = next((v for v in range(target, 0, -1) if divides % v == 0), 0)
     return target if floor <= target < value else None
+
+
+def _failure(value: int, s: Situation) -> tuple[int, int | None, bool]:
+    return value, s.need, s.need is not None and s.request is not None and 2 * s.request >= s.need
 
 
 class _Shrink:
@@ -49,13 +87,15 @@ class _Shrink:
         value = s.namespace[name]
         start = s.memory.setdefault("shrink from", value)
         room = s.room()
-        return next_value(value, floor, s.need, room.total if room else None, start if s.options.grow else None)
+        failed = [*s.memory.get("shrink failed", ()), _failure(value, s)]
+        return next_value(failed, floor, room.total if room else None, start if s.options.grow else None)
 
     def run(self, s: Situation) -> Did:
         assert s.options.shrink is not None
         name, _ = s.options.shrink
         old, new = s.namespace[name], self._next(s)
         assert new is not None
+        s.memory.setdefault("shrink failed", []).append(_failure(old, s))
         s.namespace[name] = new
         said = f"{name} {old} -> {new}"
         if s.options.grow:
