@@ -262,6 +262,28 @@ def test_held_interrupts_outside_of_the_main_thread_does_nothing():
     assert seen == [1]
 
 
+def test_the_thread_that_is_watched_does_not_forbid_parking():
+    """Asked from a thread of autograd's while the cell's own thread waits in backward: it is none of the others."""
+    import threading
+
+    from cuda_magic.memory.torch import threads
+
+    session = Card(1 << 30).session()
+    got = []
+
+    def ask():
+        thread = threading.Thread(target=lambda: got.append(threads.using_cuda()))
+        threading.Thread.start(thread)
+        thread.join()
+
+    ask()
+    with session.watched():
+        ask()
+    ask()
+    name = threading.current_thread().name
+    assert got == [name, "", name]
+
+
 def test_threads_started_meanwhile_are_watched():
     """A new thread and a pool that stood before: both bring back what they touch; the methods are put back."""
     import threading

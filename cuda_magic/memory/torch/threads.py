@@ -10,7 +10,10 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["using_cuda"]
+__all__ = ["WATCHED", "using_cuda"]
+
+WATCHED: set[int] = set()
+"""Threads whose every op is watched by our own mode: asked from inside backward, the one that waits there is such."""
 
 _OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _CELLS = ("<ipython-input", "<stdin>")
@@ -31,7 +34,7 @@ def using_cuda() -> str:
     names = {t.ident: t.name for t in threading.enumerate()}
     libraries = _libraries(_known())
     for ident, frame in sys._current_frames().items():
-        if ident != here and _counts(frame, libraries):
+        if ident != here and ident not in WATCHED and _counts(frame, libraries):
             return names.get(ident, f"thread {ident}")
     return ""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..threads import WATCHED
 from .doors import Doors, unpin
 from .mode import Watcher, mode
 from .parked import Entry, Store, held_interrupts, store
@@ -61,6 +62,7 @@ class Session:
                 self._doors.watch()
                 made.__enter__()
                 self._mode, self._thread = made, threading.get_ident()
+                WATCHED.add(self._thread)
 
     def settle(self, ended: bool = False) -> int:
         """Bring back what is parked if nothing else needs the mode, and switch it off; the bytes that stay parked.
@@ -93,6 +95,7 @@ class Session:
         with held_interrupts():
             made, self._mode = self._mode, None
             made.__exit__(None, None, None)
+            WATCHED.discard(self._thread)
             self._doors.leave()
             self.watcher.pager = self.watcher.retry = None
             for entry in list(self.store.followed.values()):
