@@ -34,7 +34,7 @@ __all__ = ["Guard", "GuardRun", "guard"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "cudamalloc")
+OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "page", "cudamalloc")
 """Rungs whose repeats are not counted by --retries: each is tried once, or ends by itself."""
 
 _NO_MARKS = marks.Marks(None, {}, {})

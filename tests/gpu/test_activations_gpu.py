@@ -157,6 +157,7 @@ SETUP = (
     "def clear():\n    for p in n.parameters(): p.grad = None\n"
     "ref = step(); want = grads(); clear(); gc.collect(); torch.cuda.empty_cache(); cap(4)"
 )
+ALONE = "--without page,retry"
 SAME = "all(torch.equal(a, b) for a, b in zip(grads(), want)) and torch.equal(loss.detach(), ref)"
 
 
@@ -176,14 +177,15 @@ def test_guarded_cells(kernel):
         print(name, report["raised"], figures[name], [(r["id"], r["state"], r["reason"]) for r in report["rungs"]])
         return report["status"] == "rescued" and bool(found) and found[-1]["state"] == "on"
 
-    ok = [told(kernel.guard("loss = step()"), "one statement") and kernel.value(SAME) == "True"]
+    ok = [told(kernel.guard("loss = step()", ALONE), "one statement") and kernel.value(SAME) == "True"]
     kernel.run("clear(); loss = None")
     ok.append(
-        told(kernel.guard("loss = n(x).square().mean()\nloss.backward()"), "two") and kernel.value(SAME) == "True"
+        told(kernel.guard("loss = n(x).square().mean()\nloss.backward()", ALONE), "two")
+        and kernel.value(SAME) == "True"
     )
     kernel.run("clear(); loss = None; gc.collect(); torch.cuda.empty_cache(); cap(11)")
     kernel.run("def ask(*a):\n    E(5)\nhandle = n[28].register_full_backward_hook(ask)")
-    ok.append(told(kernel.guard("loss = step()"), "in the backward pass") and kernel.value(SAME) == "True")
+    ok.append(told(kernel.guard("loss = step()", ALONE), "in the backward pass") and kernel.value(SAME) == "True")
     kernel.run("handle.remove(); clear(); loss = None; gc.collect(); torch.cuda.empty_cache(); cap(80)")
     kernel.run(
         "start = [p.detach().cpu() for p in n.parameters()]\n"
@@ -195,7 +197,7 @@ def test_guarded_cells(kernel):
         "gc.collect(); torch.cuda.empty_cache(); cap(5)"
     )
     ok.append(
-        told(kernel.guard("last = train()"), "loop")
+        told(kernel.guard("last = train()", ALONE), "loop")
         and kernel.value("all(torch.equal(a, b) for a, b in zip(weights(), after))") == "True"
     )
     kernel.run("clear(); loss = last = None; gc.collect(); torch.cuda.empty_cache(); cap(4)")
@@ -203,7 +205,7 @@ def test_guarded_cells(kernel):
         ("no grad", "with torch.no_grad():\n    y = [n(x) for _ in range(40)]", "recorded no graph"),
         ("graph", "g = torch.cuda.CUDAGraph()\nloss = step()", "CUDA graph"),
     ):
-        report = kernel.guard(code)
+        report = kernel.guard(code, ALONE)
         found = [r for r in report["rungs"] if r["id"] == "activations"]
         figures[name] = found[-1]["reason"] if found else None
         ok.append(words in str(figures[name]))

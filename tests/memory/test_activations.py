@@ -296,13 +296,20 @@ def test_while_they_are_in_force_nothing_else_parks():
 @pytest.mark.parametrize("case", ["cnn", "encoder bf16 dropout", "checkpoint reentrant"])
 def test_under_the_mode_that_watches_each_op(case):
     """Spill, paging and the retry at the call watch every op, the hooks' own too: the numbers stay the plain ones."""
-    from cuda_magic.memory.torch.parking.session import session
+    from cuda_magic.memory.torch.parking.control import Control
+
+    class Never:
+        def judge(self, error):
+            return None
+
+        def make_room(self, problem):
+            return False
 
     make, shape, amp, grad = CASES[case]
     torch.manual_seed(0)
     model, x = make(), torch.randn(*shape).requires_grad_(grad)
     reference = step(model, x, amp=amp)
-    with session(torch).watched():
+    with Control(torch, lambda device: 1 << 40, kind="cpu").at_call(Never()):
         hooks = made(window=0)
         assert same(step(model, x, hooks, amp), reference)
     assert hooks.moved["in"] > 0
