@@ -112,7 +112,7 @@ def test_the_report_is_bound_on_success_too(kernel):
 def test_one_error_and_one_report_below_it(kernel):
     """A failure that cannot be rescued: one error output, then the report; another error: nothing of ours."""
     kernel.run("k = gpu.empty('2 GiB')")
-    output = kernel.run("%%cuda_guard\nx = 1\ny = gpu.empty('2 GiB')")
+    output = kernel.run("%%cuda_guard --without spill\nx = 1\ny = gpu.empty('2 GiB')")
     assert [kind for kind, _ in output] == ["error", "display_data"]
     assert output[1][1].startswith("cuda_guard: not rescued  [PRACTICE]\nLine 3: out of GPU memory; 2.00 GiB asked")
     assert [kind for kind, _ in kernel.run("%%cuda_guard\n1/0")] == ["error"]
