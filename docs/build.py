@@ -75,6 +75,8 @@ def main(folder: Path) -> None:
     import pdoc
 
     warnings.simplefilter("error")
+    # the constructor that NamedTuple makes has a namespace of its own, in which the module's names are not
+    warnings.filterwarnings("ignore", r"Error parsing type annotation ForwardRef\(.*\) for .*\.__init__\.")
     names = specifications()
     for module in map(import_module, names):  # names that __getattr__ brings: pdoc does not ask it
         for name in getattr(module, "__all__", ()):

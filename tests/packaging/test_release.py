@@ -74,7 +74,7 @@ def test_the_wheel_is_the_package(archives):
 def test_metadata(archives):
     """Version from the one place, licence by its SPDX name, README as the long description, no torch required."""
     with zipfile.ZipFile(archives[1]) as wheel:
-        said = email.message_from_bytes(wheel.read(f"cuda_magic-{VERSION}.dist-info/METADATA"))
+        said = email.message_from_string(wheel.read(f"cuda_magic-{VERSION}.dist-info/METADATA").decode())
         scripts = wheel.read(f"cuda_magic-{VERSION}.dist-info/entry_points.txt").decode()
     assert (said["Name"], said["Version"], said["License-Expression"]) == ("cuda-magic", VERSION, "MIT")
     assert said["Requires-Python"] == ">=3.10" and said["Description-Content-Type"] == "text/markdown"
