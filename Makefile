@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3; 
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo lab test check unit notebooks clean
+.PHONY: help demo lab test clean
 
 help:
 	@echo "make demo   run the first tutorial and print the doctor's verdict"

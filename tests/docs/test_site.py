@@ -13,6 +13,7 @@ import pytest
 import cuda_magic
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(400)  # a dozen seconds of processor time, which a busy machine stretches
 
 
 @pytest.fixture(scope="module")
