@@ -374,7 +374,11 @@ class GuardRun:
     def _close(self) -> None:
         self._modes.close()
         self._attempt_ended()
+        allocator = machine().allocator()
+        before = _count_ooms(allocator) if allocator is not None and allocator.parked() else None
         waits = waiting.note(self.shell, self.namespace, ended=not self.inner)
+        if before is not None:  # no room on the way back: no error of the user's
+            self._seen += _count_ooms(allocator) - before
         if waits:
             self.notes.append(waits)
             self._waits = waits

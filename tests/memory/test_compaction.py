@@ -264,3 +264,23 @@ def test_sizes_follow_the_settings():
     assert split.takes(51 * MIB, 32 * MIB) and not split.takes(52 * MIB, 32 * MIB)
     assert split.rest(64 * MIB, 40 * MIB, small=False) == 0
     assert Rules(expandable=True).from_driver(21 * MIB) == 40 * MIB
+
+
+def test_the_rules_are_read_from_the_settings_in_force():
+    """As torch's snapshot tells them; two that it does not tell, from the text of the configuration."""
+    from cuda_magic.memory.torch.settings import rules_of
+
+    assert rules_of({}) == Rules()
+    divisions = {1 << i: (1 if i < 8 else 4) for i in range(16)}
+    found = {
+        "max_split_size": 64 * MIB,
+        "roundup_power2_divisions": divisions,
+        "expandable_segments": False,
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,large_segment_size_mb:32,roundup_power2_divisions:[256:4,>:4]",
+    }
+    rules = rules_of(found)
+    assert (rules.max_split, rules.large_segment, rules.non_split_rounding) == (64 * MIB, 32 * MIB, 32 * MIB)
+    assert rules.divisions == (1,) * 8 + (4,) * 8
+    assert rules.block_size(100 * MIB + 1) == 100 * MIB + 512
+    assert rules.block_size(300 * MIB) == 320 * MIB
+    assert rules_of({"max_split_size": -1, "roundup_power2_divisions": dict.fromkeys(divisions, 0)}) == Rules()
