@@ -115,3 +115,7 @@ class Holding:
     def settle(self, ended: bool = False) -> int:
         """Nothing of it is parked."""
         return 0
+
+    def release_host(self, *, excess: bool = False) -> int:
+        """Nothing of the host is kept for it."""
+        return 0
