@@ -121,6 +121,9 @@ class AtCall:
     def _may_page(self, device: int) -> bool:
         if self.options.no_move or self.options.excluded("page") or self.ops.paged_now(device):
             return False
+        asked_for = self.options.shrink or self.options.otherwise or self.options.wait > 0
+        if asked_for and "page" not in self.options.only:
+            return False  # what the user named comes before page, and only the ladder can do it
         refused = self.ops.page_refused(device, anyway=self.options.move_anyway)
         if refused:
             note = f"nothing was paged at the call: {refused}"

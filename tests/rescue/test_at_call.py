@@ -241,3 +241,13 @@ def test_retry_can_be_left_out(cells, card):
     error = cells.guard("Cycle(200 * MIB)\nCycle(200 * MIB)", retry_at_call=True, without=("retry", "page"), retries=0)
     assert isinstance(error, torch.OutOfMemoryError)
     assert not cells.report.calls
+
+
+def test_what_the_user_named_comes_before_paging_at_the_call(cells, card):
+    """--shrink is given: the value is lowered by the ladder, and nothing was paged before."""
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]; n = 32")  # 224 of 256 MiB
+    code = "one = torch.ones(4096); new = torch.ones(n * MIB)[:5].clone(); u = [t[0] for t in ts]"
+    assert cells.guard(code.replace("; ", "\n"), shrink=("n", 1), retry_at_call=True) is None
+    assert cells.names["n"] < 32
+    assert cells.report.paged is None
+    assert cells.rung("shrink").state == "ran"
