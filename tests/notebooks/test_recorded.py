@@ -12,7 +12,7 @@ from cuda_magic.testing import recorded
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks" / "recorded"
 TUTORIALS = [f"{name}.ipynb" for name in ("01_first_steps", "02_environment", "03_out_of_memory", "04_memory")]
-TUTORIALS.append("05_diagnosis.ipynb")
+TUTORIALS += ["05_diagnosis.ipynb", "06_larger_than_the_card.ipynb"]
 EVERYWHERE = ("02_environment.ipynb", "05_diagnosis.ipynb")
 """Those that say of themselves that they give the same answers on every machine."""
 NAMED = {"card", "driver", "torch", "python", "ipython", "ipykernel", "cuda_magic"}
