@@ -139,7 +139,7 @@ class Fails(CardMode):
         if self.word in str(func):
             self.runs += 1
             if self.runs <= self.times:
-                self.card.out(KIB)
+                self.count.out(KIB)
         return out
 
 
