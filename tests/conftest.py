@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In CI hypothesis draws the same examples each time: a green main stays green, new ones are drawn elsewhere."""
+    """In CI hypothesis draws the same examples each time: a green main stays green, new ones are drawn elsewhere.
+
+    A job that a shell started in the background ignores SIGINT, and so would every child; but tests interrupt.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") and _has("hypothesis"):
         from hypothesis import settings
 
