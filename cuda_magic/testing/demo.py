@@ -9,6 +9,7 @@ free of what differs from run to run: that is how the outputs which the tests co
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +85,10 @@ def verdict(notebook: Any) -> str:
     return ""
 
 
+_INSTALLED = re.compile(r"(?:/[\w.+@-]+)+/(?=(?:site-packages|dist-packages|python3\.\d+)/)")
+"""Where Python and its packages lie on this machine."""
+
+
 def save(path: Path) -> None:
     """Run the notebook at `path` on the practice GPU and write its outputs into it."""
     import nbformat
@@ -101,7 +106,7 @@ def clean(notebook: Any) -> Any:
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             if output.output_type == "error":
-                output.traceback = [line.replace(root, "") for line in output.traceback]
+                output.traceback = [_INSTALLED.sub("", line.replace(root, "")) for line in output.traceback]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata = from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
     return notebook

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -16,6 +17,12 @@ TUTORIALS += ["05_diagnosis.ipynb", "06_larger_than_the_card.ipynb"]
 EVERYWHERE = ("02_environment.ipynb", "05_diagnosis.ipynb")
 """Those that say of themselves that they give the same answers on every machine."""
 NAMED = {"card", "driver", "torch", "python", "ipython", "ipykernel", "cuda_magic"}
+
+
+def test_no_notebook_names_a_folder_of_a_machine():
+    """Tracebacks show files of packages from site-packages on, and ours from the repository on."""
+    for path in (*FOLDER.glob("*.ipynb"), *FOLDER.parent.glob("*.ipynb")):
+        assert not re.findall(r"/(?:tmp|home|root|opt|usr|work)/\S*", path.read_text()), path.name
 
 
 def read(path):
