@@ -14,7 +14,7 @@ from typing import Any
 
 from ..devices import driver
 
-__all__ = ["Pool", "pools", "release"]
+__all__ = ["Pool", "pools", "release", "unread"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,13 @@ def pools() -> tuple[Pool, ...]:
         except Exception:  # noqa: BLE001 - another library's error in the middle of a reading
             continue
     return tuple(found)
+
+
+def unread() -> str:
+    """Of which loaded library the pools neither tell their size nor give anything back, and what would help."""
+    if "rmm" not in sys.modules:
+        return ""
+    return "what RMM's pools hold cannot be read or given back; rmm.reinitialize() does it once nothing lives in them"
 
 
 def release() -> list[str]:

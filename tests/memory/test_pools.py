@@ -128,3 +128,15 @@ def test_the_caches_rung_says_what_a_library_keeps(jax):
 
     s = Situation(None, None, None, 0, {})  # type: ignore[arg-type]
     assert "700.00 MiB lie unused in JAX's pool" in _said(["cuBLAS workspaces"], s)
+
+
+def test_what_rmm_keeps_is_said(monkeypatch):
+    """RMM's Python interface has no size and no release of a pool: the rung says so where it is loaded."""
+    from cuda_magic.rescue.rungs.caches import _said
+    from cuda_magic.rescue.situation import Situation
+
+    s = Situation(None, None, None, 0, {})  # type: ignore[arg-type]
+    assert "RMM" not in _said([], s)
+    monkeypatch.setitem(sys.modules, "rmm", types.ModuleType("rmm"))
+    monkeypatch.setattr(driver, "contexts", lambda: ())
+    assert "rmm.reinitialize()" in _said([], s)

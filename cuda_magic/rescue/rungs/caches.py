@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...memory.pools import pools, release
+from ...memory.pools import pools, release, unread
 from ...render.units import bytes_text
 from ..situation import Situation
 from . import Did
@@ -17,7 +17,7 @@ def _said(cleared: list[str], s: Situation) -> str:
         for pool in pools()
         if pool.kept and pool.free and s.device in (None, pool.device)
     ]
-    return "; ".join(filter(None, [", ".join(cleared), *kept]))
+    return "; ".join(filter(None, [", ".join(cleared), *kept, unread()]))
 
 
 class _Caches:
