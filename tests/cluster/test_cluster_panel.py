@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -42,9 +43,9 @@ def front(shell, monkeypatch):
     del shell.kernel
 
 
-def show(front, one, interval=0.25):
+def show(front, file, interval=0.25):
     """The panel, and the messages that a page of it gets."""
-    assert command.live(str(one.file), front, interval, 95) is None
+    assert command.live(str(file), front, interval, 95) is None
     shown = live.current()
     sent = []
     shown.rich.send = lambda message, buffers=None: sent.append(message)
@@ -65,9 +66,10 @@ def states(shown):
     return {e.id: e.state for e in shown.state.engines.values()}
 
 
-def test_rows_by_host_and_only_what_changed(front, running):
+def test_rows_by_host_and_only_what_changed(front, running, tmp_path):
     """Names once, all rows at first, then the changed one alone; --stop ends the engines' threads."""
-    shown, sent = show(front, running)
+    # by the client's file alone, away from the profile
+    shown, sent = show(front, shutil.copy(running.file, tmp_path / "carried.json"))
     assert until(lambda: set(states(shown).values()) == {"live"} and len(states(shown)) == 4)
     named = lambda: {h["name"]: h["engines"] for h in shown.rich.hosts}  # noqa: E731
     assert until(lambda: named() == {"north": "0-1", "south": "2-3"})
@@ -93,36 +95,36 @@ def test_rows_by_host_and_only_what_changed(front, running):
 
 def test_a_busy_engine_goes_on_telling(front, running):
     """Its readings go out while it computes, and it is told to stop while it does."""
-    shown, _ = show(front, running)
+    shown, _ = show(front, running.file)
     assert until(lambda: states(shown).get(1) == "live")
-    busy = running.client[1].apply_async(time.sleep, 5)
-    time.sleep(0.3)
-    number = shown.state.engines[1].number
-    assert until(lambda: shown.state.engines[1].number > number, 5)
-    assert not busy.ready() and states(shown)[1] == "live"
-    panel.close()
-    assert not busy.ready()
-    busy.get()
+    with running.busy(1) as (job, _):
+        time.sleep(0.3)
+        number = shown.state.engines[1].number
+        assert until(lambda: shown.state.engines[1].number > number, 5)
+        assert not job.ready() and states(shown)[1] == "live"
+        panel.close()
+        assert not job.ready()
     assert running.on(1, SAMPLERS) == 0
 
 
 def test_an_engine_that_is_busy_from_the_start_is_said_and_joins_later(front, running):
     """Its host is seen through its neighbour meanwhile; nobody waits."""
-    busy = running.client[3].apply_async(time.sleep, 6)
-    began = time.monotonic()
-    shown, _ = show(front, running)
-    assert time.monotonic() - began < 4
-    assert until(lambda: len(shown.rich.cards) == 2)
-    lost = lambda: [h["troubles"] for h in shown.rich.hosts if not h["name"]]  # noqa: E731
-    assert until(lambda: lost() and lost()[0][0][:3] == [3, "waits", "busy: its readings begin when its cell ends"], 6)
-    busy.get()
-    assert until(lambda: not lost() and states(shown)[3] == "live", 8)
-    assert len(shown.rich.cards) == 2
+    with running.busy(3) as (_, end):
+        began = time.monotonic()
+        shown, _ = show(front, running.file)
+        assert time.monotonic() - began < 4
+        assert until(lambda: len(shown.rich.cards) == 2)
+        lost = lambda: [h["troubles"] for h in shown.rich.hosts if not h["name"]]  # noqa: E731
+        waits = [3, "waits", "busy: its readings begin when its cell ends"]
+        assert until(lambda: lost() and lost()[0][0][:3] == waits, 6)
+        end()
+        assert until(lambda: not lost() and states(shown)[3] == "live", 8)
+        assert len(shown.rich.cards) == 2
 
 
 def test_killed_in_mid_tick_and_started_again(front, other):
     """SIGKILL: named as ended within seconds, its neighbour goes on; a new engine on the host joins it."""
-    shown, sent = show(front, other)
+    shown, sent = show(front, other.file)
     first, second = other.client.ids
     assert until(lambda: set(states(shown).values()) == {"live"} and len(states(shown)) == 2)
     stopped = other.on(second, "__import__('os').getpid()")
@@ -155,7 +157,7 @@ def test_killed_in_mid_tick_and_started_again(front, other):
 
 def test_a_forged_message_is_passed_by(front, running):
     """What does not carry the cluster's signature changes nothing."""
-    shown, _ = show(front, running)
+    shown, _ = show(front, running.file)
     assert until(lambda: set(states(shown).values()) == {"live"} and len(states(shown)) == 4)
     panel_feed = shown.feed
     content = json.dumps({"k": panel_feed.key, "e": 77, "n": 1}).encode()

@@ -45,17 +45,17 @@ def test_one_reading_by_host(loaded, running):
 def test_a_busy_engine_is_said_and_holds_nobody_up(running, monkeypatch):
     """The others answer; what was asked of the busy one is taken back and does not run later."""
     monkeypatch.setattr(command, "PATIENCE", 1.0)
-    busy = running.client[1].apply_async(time.sleep, 3)
-    began = time.monotonic()
-    table = command.once(str(running.file), None, 95)
-    assert time.monotonic() - began < 2.5
-    assert [(e.engine, e.state) for e in table.engines] == [(0, "live"), (1, "waits"), (2, "live"), (3, "live")]
-    assert [d.engines for d in table.devices] == [(0,), (2, 3)]
-    assert "WARNING: engine 1: busy: no answer in 1 s" in repr(table)
-    with connect(str(running.file)) as cluster:
-        answers = ask(cluster.client, "set", {"assignments": ["CUDA_LAUNCH_BLOCKING=1"]}, 0.5, [1])
+    with running.busy(1) as (_, end):
+        began = time.monotonic()
+        table = command.once(str(running.file), None, 95)
+        assert time.monotonic() - began < 2.5
+        assert [(e.engine, e.state) for e in table.engines] == [(0, "live"), (1, "waits"), (2, "live"), (3, "live")]
+        assert [d.engines for d in table.devices] == [(0,), (2, 3)]
+        assert "WARNING: engine 1: busy: no answer in 1 s" in repr(table)
+        with connect(str(running.file)) as cluster:
+            answers = ask(cluster.client, "set", {"assignments": ["CUDA_LAUNCH_BLOCKING=1"]}, 0.5, [1])
         assert answers[0].kind == "silent"
-        busy.get()
+        end()
         time.sleep(0.3)
         assert running.on(1, "__import__('os').environ.get('CUDA_LAUNCH_BLOCKING')") is None
 
@@ -157,21 +157,19 @@ def test_the_notebooks_own_client_names_the_cluster(loaded, running):
         loaded.magics_manager.registry.pop("ParallelMagics")
 
 
-def test_restart_gives_new_engines_with_the_same_variables(loaded, other):
-    """ipyparallel's own restart; what %cuda_env set is set again. Engines started elsewhere: refused, none stopped."""
+def test_restart_gives_new_engines_with_the_same_variables(loaded, other, monkeypatch):
+    """ipyparallel's own restart; what %cuda_env set is set again. Busy, or started elsewhere: refused, none stopped."""
     loaded.run_line_magic("cuda_env", f"--cluster {other.file} CUDA_LAUNCH_BLOCKING=1")
     before = other.client.ids
     again = loaded.run_line_magic("cuda_env", f"--cluster {other.file} --restart")
     assert not set(other.client.ids) & set(before) and len(other.client.ids) == 2
     assert {(v.name, v.value, v.state) for v in again.variables} == {("CUDA_LAUNCH_BLOCKING", "1", "when CUDA starts")}
-    busy = other.client[other.client.ids[0]].apply_async(time.sleep, 30)
-    command_patience, command.PATIENCE = command.PATIENCE, 0.5
-    try:
+    monkeypatch.setattr(command, "PATIENCE", 0.5)
+    with other.busy(other.client.ids[0]) as (job, _):
         with pytest.raises(Refused, match="is busy, and its work would be lost"):
             loaded.run_line_magic("cuda_env", f"--cluster {other.file} --restart")
-    finally:
-        command.PATIENCE = command_patience
-    assert not busy.ready()
+        assert not job.ready()
+    monkeypatch.undo()
     path = other.file.parent / "cluster-other.json"
     path.rename(path.with_suffix(".away"))
     with pytest.raises(Refused, match=r"cluster-other.json is not beside the connection file"):
