@@ -127,13 +127,6 @@ def test_killed_in_mid_tick_and_started_again(front, other):
     shown, sent = show(front, other.file)
     first, second = other.client.ids
     assert until(lambda: set(states(shown).values()) == {"live"} and len(states(shown)) == 2)
-    stopped = other.on(second, "__import__('os').getpid()")
-    os.kill(stopped, signal.SIGSTOP)  # neither dead nor alive: late
-    assert until(lambda: states(shown)[second] == "late", 12)
-    seq = shown._seq
-    os.kill(stopped, signal.SIGCONT)
-    assert until(lambda: states(shown)[second] == "live", 8)
-    assert shown._seq > seq
     os.kill(other.on(first, "__import__('os').getpid()"), signal.SIGKILL)
     assert until(lambda: states(shown)[first] == "gone", 15)
     assert states(shown)[second] == "live" and shown._thread.is_alive()
@@ -145,9 +138,18 @@ def test_killed_in_mid_tick_and_started_again(front, other):
     )
     number = shown.state.engines[second].number
     assert until(lambda: shown.state.engines[second].number > number, 5)
-    other.engines(1, "east")
-    new = max(other.client.ids)
-    assert until(lambda: states(shown).get(new) == "live", 10)
+    stopped = other.on(second, "__import__('os').getpid()")
+    os.kill(stopped, signal.SIGSTOP)  # neither dead nor alive: late, by when a new one is there
+    try:
+        seq = shown._seq
+        other.engines(1, "east")
+        new = max(other.client.ids)
+        assert until(lambda: states(shown).get(new) == "live", 10)
+        assert until(lambda: states(shown)[second] == "late", 12)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert until(lambda: states(shown)[second] == "live", 8)
+    assert shown._seq > seq
     assert [h["name"] for h in shown.rich.hosts] == ["east"] and len(shown.rich.cards) == 1
     assert new in shown.state.rows[0].seen
     other.cluster.stop_engines_sync()  # all of them: the last reading stays, marked as such
