@@ -16,6 +16,8 @@ __all__ = ["Answer", "Cluster", "ask", "connect", "reason", "say"]
 CONNECT = 5.0
 """Seconds for the controller to answer."""
 _FILES = "ipcontroller*-client.json"
+_KEYS = ("interface", "registration", "control", "notification", "task_scheme", "key")
+"""What a connection file for clients has."""
 _MISSING = ("ModuleNotFoundError", "ImportError")
 
 
@@ -85,6 +87,7 @@ def connect(where: str = "", shell: Any = None) -> Cluster:
     if own is not None:
         return Cluster(_client(ipp, own, "of this notebook"), None, "the cluster of this notebook")
     path = _file(where)
+    _check(path)
     # of a file the cluster's id is shown: ipcontroller-ID-client.json
     name = path.stem.removeprefix("ipcontroller").removesuffix("client").strip("-")
     words = f"cluster {(where if where != str(path) and '/' not in where else name) or 'default'}"
@@ -135,6 +138,18 @@ def _file(where: str) -> Path:
         raise UserError(f"no cluster of profile {profile!r} is running; start one: {start}")
     known = [one.name.removeprefix("profile_") for one in folder.parent.glob("profile_*")]
     raise UserError(f"there is no profile {where!r}.{nearest(where, known) or f' Profiles: {known}'}")
+
+
+def _check(path: Path) -> None:
+    """Refuse a file that ipyparallel cannot connect by."""
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        info = None
+    if not isinstance(info, dict) or any(key not in info for key in _KEYS):
+        raise UserError(f"{path} is no connection file of a cluster, such as ipcontroller-client.json.")
 
 
 def ask(

@@ -149,6 +149,31 @@ def _size(text: str | None, flag: str) -> int:
         raise UserError(f"cuda_guard: {flag} takes a size such as 2GiB or 512MiB, not {text!r}.") from None
 
 
+def _check_rungs(given: Any) -> None:
+    """Refuse an option whose rung --only or --without leaves out, and a choice that leaves none."""
+    only, without = _rungs(given.only, "--only"), _rungs(given.without, "--without")
+    if not set(only or NAMES) - set(without):
+        raise UserError(
+            "cuda_guard: --only and --without leave no rung." if only else "cuda_guard: --without leaves no rung."
+        )
+    for option, rung, value in (
+        ("--wait", "wait", given.wait),
+        ("--shrink", "shrink", given.shrink),
+        ("--else", "else", given.otherwise),
+        ("--park", "spill", given.park),
+        ("--reserve", "reserve", given.reserve),
+        ("--retry-at-call", "retry", given.retry_at_call),
+    ):
+        if not value:
+            continue
+        if rung in without:
+            raise UserError(f"cuda_guard: {option} and --without {rung} contradict each other.")
+        if only and rung not in only:
+            raise UserError(f"cuda_guard: {option} needs {rung} in --only, as in --only {','.join((*only, rung))}.")
+    if given.park and given.no_move:
+        raise UserError("cuda_guard: --park and --no-move contradict each other.")
+
+
 def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
     """The options of a line, and the parsed line itself; kept: a cell that runs again has the same line.
 
@@ -179,6 +204,7 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
         raise UserError("cuda_guard: --no-move and --move-anyway contradict each other.")
     if given.grow and not given.shrink:
         raise UserError("cuda_guard: --grow needs --shrink NAME, whose variable goes down.")
+    _check_rungs(given)
     retries = default_retries if given.retries is None else given.retries
     wait = default_wait if given.wait is None else given.wait
     if retries < 0 or not wait >= 0:  # so that nan is refused too
@@ -187,10 +213,13 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
         _name(name, "--checkpoint")
         for name in _listed(given.checkpoint, "--checkpoint", "one object, as in model,optimizer")
     )
+    shrink = _shrink(given.shrink)
+    if shrink and given.grow == shrink[0]:
+        raise UserError(f"cuda_guard: --shrink and --grow name the same variable, {given.grow}.")
     made = GuardOptions(
         retries=retries,
         wait=wait,
-        shrink=_shrink(given.shrink),
+        shrink=shrink,
         grow=_name(given.grow, "--grow") if given.grow else None,
         otherwise=tuple(otherwise),
         checkpoint=checkpoint,
@@ -211,7 +240,7 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
 
 def _check_names(made: GuardOptions, shell: Any, hooks: Any, body: str) -> None:
     """Refuse what cannot work before anything runs: names that are nowhere, or that the cell itself assigns."""
-    if not (made.checkpoint or made.otherwise or made.shrink or made.grow):
+    if not (made.checkpoint or made.otherwise or made.shrink or made.grow or made.report):
         return
     import ast
 
@@ -226,6 +255,11 @@ def _check_names(made: GuardOptions, shell: Any, hooks: Any, body: str) -> None:
     except SyntaxError:
         return  # IPython says it best, when the cell runs
     assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    if made.report in assigned:
+        raise UserError(
+            f"cuda_guard: --report {made.report}: the cell itself assigns {made.report}, "
+            "and the report would replace it."
+        )
     for name, flag in asked.items():
         if flag != "--checkpoint" and name in assigned:
             raise UserError(

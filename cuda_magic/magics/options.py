@@ -51,6 +51,8 @@ class _Parser(argparse.ArgumentParser):
             value = what.rpartition(" value: ")[2]
             if what.startswith("expected "):
                 message = f"{flag} needs a value, as in {self.usages.get(flag, flag)}"
+            elif what.startswith("ignored explicit argument "):
+                message = f"{flag} takes no value"
             elif what.startswith("invalid int value: "):
                 message = f"{flag} takes a whole number, not {value}"
             elif what.startswith("invalid float value: "):

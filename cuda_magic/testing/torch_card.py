@@ -55,8 +55,8 @@ class Count:
         for key, weak in list(self._live.items()):
             storage = torch.UntypedStorage._new_with_weak_ptr(weak)
             if storage is None:
+                del self._live[key]  # first: an interrupt between the two lines must not leave a freed reference
                 torch.UntypedStorage._free_weak_ref(weak)
-                del self._live[key]
             else:
                 yield storage
 
@@ -218,6 +218,12 @@ class _CpuAllocator(TorchAllocator):
     def activations(self, device: int, request: int) -> Activations:
         cap = self.count.cap
         return Activations(self.torch, _Copies(self.count), self.arena, Budget(request, cap))
+
+    def settle(self, ended: bool = False) -> int:
+        return self.session.settle(ended=ended)
+
+    def release_host(self, *, excess: bool = False) -> int:
+        return self.arena.release() if not excess or self.arena.excessive() else 0
 
     def random_state(self) -> Any:
         return self.torch.get_rng_state()

@@ -123,11 +123,15 @@ def test_mistakes_are_one_sentence(loaded, running, tmp_path, monkeypatch):
     """No such profile, no cluster, no ipyparallel, questions that make no sense with --cluster."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     (tmp_path / "profile_gpus").mkdir()
+    (tmp_path / "text.json").write_text("no JSON")
+    (tmp_path / "list.json").write_text("[1]")
     for line, said in (
         ("gpu_mem --cluster gpu", "Did you mean 'gpus'"),
         ("gpu_mem --cluster gpus", "ipcluster start -n 4 --profile gpus"),
         ("cuda_doctor --cluster", "ipcluster start -n 4"),
         ("gpu_mem --cluster nothing.json", "there is no connection file nothing.json"),
+        (f"gpu_mem --cluster {tmp_path}/text.json --once", "text.json is no connection file of a cluster"),
+        (f"cuda_doctor --cluster {tmp_path}/list.json", "list.json is no connection file of a cluster"),
         ("gpu_mem --cluster gpus --who", "--who is asked of this kernel alone"),
         ("cuda_env --cluster gpus --export shell", "--export is asked of this kernel alone"),
         (f"cuda_env --cluster {running.file} CUDA_LAUNCH_BLOKING", "Did you mean 'CUDA_LAUNCH_BLOCKING'"),

@@ -29,6 +29,17 @@ MISTAKES = {
         "cuda_guard: --checkpoint names at least one object, as in model,optimizer, not ','."
     ),
     "%%cuda_guard --only ,\n1": "cuda_guard: --only names at least a rung, as in holders,collect, not ','.",
+    "%%cuda_guard --quiet=1\n1": "cuda_guard: --quiet takes no value.",
+    "%%cuda_guard --retry-at-call --without retry\n1": (
+        "cuda_guard: --retry-at-call and --without retry contradict each other."
+    ),
+    "%%cuda_guard --wait 5 --only holders\n1": "cuda_guard: --wait needs wait in --only, as in --only holders,wait.",
+    "%%cuda_guard --only holders --without holders\n1": "cuda_guard: --only and --without leave no rung.",
+    "%%cuda_guard --park cuda:1 --no-move\n1": "cuda_guard: --park and --no-move contradict each other.",
+    "%%cuda_guard --report out\nout = 1": (
+        "cuda_guard: --report out: the cell itself assigns out, and the report would replace it."
+    ),
+    "%%cuda_guard --shrink bs --grow bs\n1": "cuda_guard: --shrink and --grow name the same variable, bs.",
     "%%cuda_guard --shrink for\n1": "cuda_guard: --shrink takes the name of a variable, not 'for'.",
 }
 

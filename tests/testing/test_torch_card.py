@@ -1,0 +1,47 @@
+"""The practice card for torch's tensors: what finds no room when a cell has ended is said, and comes back."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from cuda_magic.testing.torch_card import torch_card  # noqa: E402
+
+CELL = "%%cuda_guard --only page\nkept = [torch.full((1 << 18,), float(i)) for i in range(8)]"
+
+
+@pytest.fixture
+def card(loaded, monkeypatch):
+    """A practice card of 4 MiB, in the notebook too."""
+    monkeypatch.setenv("CUDA_MAGIC_PRACTICE", "1")
+    made = torch_card(practice="4 MiB")
+    loaded.user_ns["torch"] = torch
+    yield made
+    loaded.user_ns.pop("kept", None)
+    gc.collect()
+    made.machine.allocator().settle(ended=True)
+    made.close()
+
+
+def test_what_stays_parked_is_said_and_comes_back(loaded, card, capsys):
+    """8 tensors of 1 MiB on a card of 4: 4 wait, by name; they come back once the others are gone."""
+    allocator = card.machine.allocator()
+    loaded.run_cell(CELL)
+    assert "cuda_guard: 4.00 MiB still wait elsewhere, since the card is full (kept[" in capsys.readouterr().err
+    assert allocator.settle() == 4 << 20
+    loaded.run_cell("del kept[4:]")
+    assert allocator.settle() == 0
+    assert [float(tensor.sum()) / (1 << 18) for tensor in loaded.user_ns["kept"]] == [0, 1, 2, 3]
+
+
+def test_unloading_says_what_still_waits(loaded, card, capsys):
+    """And the tensors stay safe to use."""
+    loaded.run_cell(CELL)
+    loaded.run_line_magic("unload_ext", "cuda_magic")
+    assert "cuda_magic: 4.00 MiB of tensors still wait elsewhere" in capsys.readouterr().err
+    assert [float(tensor.mean()) for tensor in loaded.user_ns["kept"]] == list(range(8))
+    loaded.run_line_magic("load_ext", "cuda_magic")
