@@ -45,3 +45,13 @@ def test_unloading_says_what_still_waits(loaded, card, capsys):
     assert "cuda_magic: 4.00 MiB of tensors still wait elsewhere" in capsys.readouterr().err
     assert [float(tensor.mean()) for tensor in loaded.user_ns["kept"]] == list(range(8))
     loaded.run_line_magic("load_ext", "cuda_magic")
+
+
+def test_tolist_and_numpy_bring_back_what_waits(loaded, card):
+    """On the CPU both read the memory with no op; the tensor must be there first."""
+    loaded.run_cell(CELL)
+    kept = loaded.user_ns["kept"]
+    assert [tensor[:2].tolist() for tensor in kept] == [[float(i)] * 2 for i in range(8)]
+    loaded.user_ns.update(views=[tensor[3:5] for tensor in kept])
+    assert [view.tolist() for view in loaded.user_ns.pop("views")] == [[float(i)] * 2 for i in range(8)]
+    assert [float(kept[i].numpy()[-1]) for i in (7, 0)] == [7, 0]  # what knows an address stays: not all would fit

@@ -18,9 +18,11 @@ from .parked import Entry, Store
 
 __all__ = ["Doors", "unpin"]
 
-METHODS = ("untyped_storage", "data_ptr", "__dlpack__", "__repr__")
+METHODS = ("untyped_storage", "data_ptr", "__dlpack__", "__repr__", "tolist", "numpy")
 """Of ``torch.Tensor``; ``__cuda_array_interface__``, ``storage`` and ``_typed_storage`` come by them.
-Printing runs its ops with all modes off."""
+Printing runs its ops with all modes off. ``tolist`` and ``numpy`` read a CPU tensor's memory with no op."""
+COPYING = ("tolist",)
+"""Those that remember no address."""
 
 
 class Doors:
@@ -54,7 +56,7 @@ class Doors:
             return
         tensor = self.torch.Tensor
         for name in METHODS:
-            self._put(tensor, name, self._through(getattr(tensor, name)))
+            self._put(tensor, name, self._through(getattr(tensor, name), name in COPYING))
         self._put(threading.Thread, "start", self._started(threading.Thread.start))
         pools = sys.modules.get("concurrent.futures.thread")
         if pools is not None:
@@ -73,7 +75,7 @@ class Doors:
             else:
                 setattr(owner, name, before)
 
-    def _through(self, method: Any) -> Any:
+    def _through(self, method: Any, copying: bool = False) -> Any:
         read = self.torch._C.TensorBase.untyped_storage
 
         @functools.wraps(method)
@@ -86,7 +88,12 @@ class Doors:
                     return method(tensor, *args, **kwargs)
                 entry = store.away.get(key) or store.followed.get(key)
                 if entry is not None:
+                    pinned = entry.pinned
                     self._fetch(entry)
+                    try:
+                        return method(tensor, *args, **kwargs)
+                    finally:
+                        entry.pinned = pinned if copying else entry.pinned
             return method(tensor, *args, **kwargs)
 
         return asked
