@@ -92,7 +92,10 @@ def _refused(c: Case) -> list[NextStep]:
     words = "; ".join(c.refused)
     if any("other ranks" in one or "from rank to rank" in one for one in c.refused):
         return [NextStep("free memory on this rank, then run the cell on all ranks again", "%gpu_mem --free")]
+    allocator = c.s.allocator
+    at_call = allocator is not None and not c.s.options.retry_at_call and allocator.ops() is not None
     return [
+        *([NextStep("have only the operation that fails repeated", "%%cuda_guard --retry-at-call")] if at_call else []),
         NextStep(f"keep the state of what the statement changes ({words})", "%%cuda_guard --checkpoint NAME,..."),
         NextStep("if a second run of the statement does no harm", "%%cuda_guard --repeat-anyway"),
     ]

@@ -146,6 +146,7 @@ def test_without_it_a_loop_that_has_stepped_is_refused(cells, card):
     assert isinstance(error, torch.OutOfMemoryError)
     assert cells.report.status == "refused"
     assert "updated" in repr(cells.report)
+    assert "--retry-at-call" in cells.report.next_steps[0].line
 
 
 def test_on_a_repeat_ops_are_rescued_at_the_call(cells, card):

@@ -75,7 +75,8 @@ def test_a_training_loop_is_never_silently_started_again(once):
     assert once.report.status == "refused"
     assert once.report.attempts == 1
     assert "parameters were updated: model" in once.report.notes[0]
-    assert [s.line for s in once.report.next_steps[:2]] == [
+    assert [s.line for s in once.report.next_steps[:3]] == [
+        "%%cuda_guard --retry-at-call",
         "%%cuda_guard --checkpoint NAME,...",
         "%%cuda_guard --repeat-anyway",
     ]
