@@ -21,7 +21,7 @@ __all__ = ["Pool", "pools", "release", "unread"]
 class Pool:
     """One library's pool on one device (this process's cuda index), in bytes."""
 
-    library: str
+    owner: str
     device: int
     held: int
     """Taken from the driver."""
@@ -120,5 +120,5 @@ def release() -> list[str]:
     for pool in pools():
         if pool.free > 0 and pool.give_back is not None:
             pool.give_back()
-            done.append(f"{pool.library}'s pool")
+            done.append(f"{pool.owner}'s pool")
     return list(dict.fromkeys(done))

@@ -88,7 +88,7 @@ def _outside(s: Situation, room: Room | None) -> list[Holder]:
     for pool in pools():
         if pool.device == s.device:
             detail = f"{bytes_text(pool.free)} of it in no array" if pool.free else ""
-            rows.append(Holder("library-pool", f"{pool.library}'s pool", pool.held, s.device, detail))
+            rows.append(Holder("library-pool", f"{pool.owner}'s pool", pool.held, s.device, detail))
             rest -= pool.held
     if rest > 0:
         rows.append(Holder("context", "this kernel's CUDA context", rest, s.device))

@@ -279,16 +279,16 @@ def test_cupys_pool_is_told_and_given_back():
     found = child("""
 import json, sys
 from cuda_magic.memory.pools import pools, release
-before = [p.library for p in pools()]
+before = [p.owner for p in pools()]
 import cupy
-none = [p.library for p in pools()]  # imported, and CUDA not started: nothing is asked
+none = [p.owner for p in pools()]  # imported, and CUDA not started: nothing is asked
 x = cupy.zeros(1 << 28, "u1"); y = cupy.zeros(1 << 29, "u1"); del y
 from cuda_magic.devices.command import once
 s = once().splits[0]
-p = next(p for p in pools() if p.library == "CuPy")
+p = next(p for p in pools() if p.owner == "CuPy")
 held, free = p.held, p.free
 done = release()
-after = next(p for p in pools() if p.library == "CuPy")
+after = next(p for p in pools() if p.owner == "CuPy")
 print(json.dumps({"before": before, "none": none, "held": held, "free": free, "split": s.pools, "context": s.context,
                   "done": done, "after": [after.held, after.free], "torch": "torch" in sys.modules,
                   "sum": int(x.sum())}))
@@ -312,7 +312,7 @@ cupy.cuda.runtime.memPoolSetAttribute(cupy.cuda.runtime.deviceGetDefaultMemPool(
 x = cupy.zeros(1 << 28, "u1"); y = cupy.zeros(1 << 29, "u1"); del y
 cupy.cuda.Device(0).synchronize()
 from cuda_magic.memory.pools import pools, release
-row = lambda: next(([p.held, p.free] for p in pools() if p.library == "cudaMallocAsync"), None)
+row = lambda: next(([p.held, p.free] for p in pools() if p.owner == "cudaMallocAsync"), None)
 before = row(); done = release(); print(json.dumps({"before": before, "done": done, "after": row()}))
 """)
     record("gpu_mem cudaMallocAsync's pool", found)
@@ -330,10 +330,10 @@ def test_jaxs_pool_is_told():
 import json
 import jax
 from cuda_magic.memory.pools import pools
-before = [p.library for p in pools()]
+before = [p.owner for p in pools()]
 x = jax.numpy.zeros(1 << 28, "uint8").block_until_ready()
 y = jax.numpy.zeros(1 << 29, "uint8").block_until_ready(); y.delete()
-print(json.dumps({"before": before, "rows": [[p.library, p.device, p.held, p.free, p.kept] for p in pools()],
+print(json.dumps({"before": before, "rows": [[p.owner, p.device, p.held, p.free, p.kept] for p in pools()],
                   "stats": jax.local_devices()[0].memory_stats(), "platform": jax.local_devices()[0].platform}))
 """,
         XLA_PYTHON_CLIENT_PREALLOCATE="false",

@@ -75,7 +75,7 @@ def test_without_such_a_library_nothing_is_asked(monkeypatch):
 
 def test_each_device_is_asked_as_the_current_one(cupy):
     """Held and unused bytes by device; the current device is the same afterwards."""
-    found = [(p.library, p.device, p.held, p.free) for p in room.pools()]
+    found = [(p.owner, p.device, p.held, p.free) for p in room.pools()]
     assert found == [("CuPy", 0, 300 * MIB, 200 * MIB), ("CuPy", 1, 50 * MIB, 0)]
     assert cupy.current == 0
 
@@ -106,7 +106,7 @@ def test_a_library_that_fails_is_left_out(cupy, jax, monkeypatch):
     """An error of CuPy's leaves JAX's answer."""
     monkeypatch.setattr(driver, "contexts", lambda: (0,))
     cupy.get_default_memory_pool = lambda: 1 / 0
-    assert [p.library for p in room.pools()] == ["JAX"]
+    assert [p.owner for p in room.pools()] == ["JAX"]
 
 
 def test_a_pool_is_a_part_of_its_own_in_the_split(cupy, monkeypatch):

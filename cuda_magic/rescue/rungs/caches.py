@@ -13,7 +13,7 @@ __all__ = ["RUNG"]
 def _said(cleared: list[str], s: Situation) -> str:
     """What was cleared, and what a library keeps although nothing uses it."""
     kept = [
-        f"{bytes_text(pool.free)} lie unused in {pool.library}'s pool: {pool.kept}"
+        f"{bytes_text(pool.free)} lie unused in {pool.owner}'s pool: {pool.kept}"
         for pool in pools()
         if pool.kept and pool.free and s.device in (None, pool.device)
     ]
