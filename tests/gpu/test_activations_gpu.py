@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kernels import one_each
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytestmark = pytest.mark.gpu
@@ -143,11 +144,7 @@ def same(one, other):
 
 @pytest.fixture
 def kernel():
-    from test_rescue_gpu import Kernel
-
-    made = Kernel()
-    yield made
-    made.close()
+    yield from one_each()
 
 
 SETUP = (

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-
-import jupyter_client
 import pytest
+from kernels import Kernel
 
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).resolve().parents[2]
-PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 PRELUDE = """
 %load_ext cuda_magic
 import torch, gc, json, sys, time, os, signal, threading, random
@@ -41,65 +35,13 @@ def link():
             torch.cuda.synchronize(); t = time.perf_counter(); a.copy_(b, non_blocking=True); torch.cuda.synchronize()
             best[name] = max(best.get(name, 0), 1.073741824 / (time.perf_counter() - t))
     return best
+kept = {*globals(), 'kept'}
 """
-
-
-class Kernel:
-    """One fresh kernel with the prelude."""
-
-    def __init__(self) -> None:
-        self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": PATHS})
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-        assert self.run(PRELUDE) == []
-
-    def run(self, code: str) -> list[tuple[str, str]]:
-        found = []
-
-        def take(message):
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                found.append((content["name"], content["text"]))
-            elif kind == "error":
-                found.append(("error", "\n".join(content["traceback"])[-3000:]))
-            elif kind in ("display_data", "execute_result"):
-                found.append((kind, content["data"]["text/plain"]))
-
-        self.client.execute_interactive(code, output_hook=take, timeout=45, stop_on_error=False)
-        return found
-
-    def ok(self, code: str) -> str:
-        """Run what must not fail; its stdout."""
-        output = self.run(code)
-        assert not any(k == "error" for k, _ in output), output
-        return "".join(t for k, t in output if k == "stdout")
-
-    def guard(self, code: str, options: str = "") -> dict:
-        """Run a guarded cell; its report as a dict, with its error under ``raised``."""
-        output = self.run(f"%%cuda_guard --report report {options}\n{code}")
-        text = "".join(t for k, t in self.run("print(json.dumps(report.to_dict()))") if k == "stdout")
-        assert text, output
-        report = json.loads(text)
-        report["raised"] = next((t for k, t in output if k == "error"), None)
-        report["output"] = output
-        print({k: report[k] for k in ("status", "attempts", "calls", "paged", "notes", "raised")})
-        print([(r["id"], r["state"], r["reason"], r["freed_bytes"]) for r in report["rungs"]])
-        print([o for o in output if o[0] == "stderr"])
-        return report
-
-    def value(self, expression: str):
-        return json.loads(self.ok(f"print(json.dumps({expression}))"))
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
 
 
 @pytest.fixture(scope="module")
 def shared():
-    made = Kernel()
+    made = Kernel(PRELUDE, patience=45)
     yield made
     made.close()
 
@@ -117,7 +59,7 @@ def kernel(shared):
     shared.run("%reset -f out")
     shared.ok("from cuda_magic.memory.torch.parking import session_if_any as found\nfound() and found().settle(True)")
     shared.ok("del found; fresh()")
-    assert shared.value("on()") is False
+    assert shared.read("on()") is False
 
 
 TRAIN = """
@@ -155,7 +97,7 @@ def test_training_beyond_the_cap(kernel):
     )
     report = kernel.guard("net, opt, got, times = train(6)", "--retry-at-call")
     assert report["raised"] is None, report
-    figures = kernel.value(
+    figures = kernel.read(
         "(lambda later: {'params+grads+state GiB': w/G, 'cap GiB': held/G, 'plain s': min(t for t, _, _ in plain),"
         "'first s': times[0][0], 'paged s': [t for t, _, _ in later], 'link GB/s': best,"
         "'in GB/s': sum(b for _, b, _ in later) / 1e9 / sum(t for t, _, _ in later),"
@@ -163,9 +105,9 @@ def test_training_beyond_the_cap(kernel):
         "'in GiB a step': sum(b for _, b, _ in later) / len(later) / G})(times[1:])"
     )
     record("page_training", {**figures, "report": report["paged"]})
-    assert kernel.value("got == want")
+    assert kernel.read("got == want")
     kernel.ok("cap(total)")
-    assert kernel.value("digest(net.parameters()) == wanted")
+    assert kernel.read("digest(net.parameters()) == wanted")
     # in the steady state, both ways at once
     assert figures["in GB/s"] + figures["out GB/s"] >= figures["link GB/s"]["in"] / 2, figures
 
@@ -200,8 +142,8 @@ def test_inference_of_a_model_larger_than_the_cap(kernel):
         "--retry-at-call",
     )
     assert report["raised"] is None
-    assert kernel.value("bool(torch.equal(y, want))")
-    figures = kernel.value(
+    assert kernel.read("bool(torch.equal(y, want))")
+    figures = kernel.read(
         "{'model GiB': w/G, 'cap GiB': (held+128*M)/G, 'plain s': min(plain), 'paged s': sorted(times)[2],"
         "'GiB in a pass': came/G, 'GiB out a pass': went/G, 'GB/s': came/1e9/sorted(times)[2], 'link GB/s': best,"
         "'ahead': ahead, 'reserved GiB': torch.cuda.memory_reserved()/G}"
@@ -209,8 +151,8 @@ def test_inference_of_a_model_larger_than_the_cap(kernel):
     record("page_inference", figures)
     kernel.ok("cap(total)")
     assert kernel.guard("pass")["raised"] is None
-    assert not kernel.value("on()")
-    assert kernel.value("s.store.nbytes") == 0
+    assert not kernel.read("on()")
+    assert kernel.read("s.store.nbytes") == 0
     assert figures["GB/s"] >= figures["link GB/s"]["in"] / 2, figures
 
 
@@ -247,12 +189,12 @@ def test_touching_a_parked_tensor_does_not_lose_the_context(kernel):
         "    th = threading.Thread(target=work); th.start(); th.join()\n"
         "torch.cuda.synchronize()"
     )
-    got = kernel.value("got")
+    got = kernel.read("got")
     print(got)
     assert got.pop("thread") == [22.0]
     assert all(got.values()), got
-    assert not kernel.value("on()")
-    assert kernel.value("[float(t[0]) for t in ts]") == [float(i) for i in range(12)]
+    assert not kernel.read("on()")
+    assert kernel.read("[float(t[0]) for t in ts]") == [float(i) for i in range(12)]
 
 
 def test_a_training_loop_goes_on_at_the_very_call(kernel):
@@ -260,15 +202,15 @@ def test_a_training_loop_goes_on_at_the_very_call(kernel):
     from record import record
 
     kernel.ok(TRAIN + "\ntrain(False, 2); fresh(); want = train(False); again = train(False)")
-    assert kernel.value("want == again")
+    assert kernel.read("want == again")
     kernel.ok("peak = torch.cuda.max_memory_reserved(); fresh(); gc.disable(); cap(peak + 2 * G)")
     report = kernel.guard("got = train(True)", "--retry-at-call --without page")
     assert report["raised"] is None
     assert (report["status"], report["attempts"]) == ("rescued", 1)
     assert report["calls"]
     assert report["handled"] == 0
-    assert kernel.value("got == want")
-    assert not kernel.value("on()")
+    assert kernel.read("got == want")
+    assert not kernel.read("on()")
     record("retry_at_call_training", {"calls": report["calls"]})
 
 
@@ -302,7 +244,7 @@ def test_interrupts_at_random_moments(kernel):
         "        torch.cuda.empty_cache(); cap(torch.cuda.memory_reserved() + 32 * M)\n"
         "cap(total); s.settle(ended=True)"
     )
-    figures = kernel.value(
+    figures = kernel.read(
         "{'interrupts': hits, 'bad': bad, 'parked': s.store.nbytes, 'on': on(), 's': time.perf_counter() - started,"
         "'evictions': s.watcher.last.evictions if s.watcher.last else None,"
         "'handler': signal.getsignal(signal.SIGINT) is signal.default_int_handler}"
@@ -312,9 +254,9 @@ def test_interrupts_at_random_moments(kernel):
     assert figures["bad"] == []
     assert figures["parked"] == 0
     assert not figures["on"]
-    assert kernel.value("digest(net.parameters()) == before")
+    assert kernel.read("digest(net.parameters()) == before")
     with_grad = "bool(torch.equal(net(x).detach(), want))"
-    assert kernel.value(with_grad)
+    assert kernel.read(with_grad)
 
 
 def test_another_stream_sees_what_was_paged(kernel):
@@ -332,7 +274,7 @@ def test_another_stream_sees_what_was_paged(kernel):
     )
     assert report["raised"] is None
     assert report["paged"]["left"] > 0
-    assert kernel.value("out") == [2.0 * (i + k) + 1 for k in range(3) for i in range(24)]
+    assert kernel.read("out") == [2.0 * (i + k) + 1 for k in range(3) for i in range(24)]
 
 
 def test_paging_is_refused_where_a_pointer_may_be_elsewhere(kernel):
@@ -374,7 +316,7 @@ def test_each_phase_is_rescued_at_the_call(kernel, where):
     )
     report = kernel.guard(f"got = run(fill, '{where}')", "--retry-at-call --without page")
     assert report["raised"] is None
-    assert kernel.value("got == want")
+    assert kernel.read("got == want")
     assert report["calls"], report
     assert any(c["backward"] for c in report["calls"]) == (where == "backward")
 
@@ -400,7 +342,7 @@ def test_what_an_op_costs(kernel):
         "with control.at_call(Never()):\n    control.start_paging(0); got['paging'] = us()\n"
         "got['plain again'] = us()"
     )
-    record("op_cost_us", kernel.value("got"))
+    record("op_cost_us", kernel.read("got"))
 
 
 def test_without_the_option_the_loop_is_refused_not_restarted(kernel):

@@ -2,81 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
-import jupyter_client
 import pytest
+from kernels import GIB, one_each
 
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).resolve().parents[2]
-PATHS = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-GIB = 1 << 30
-PRELUDE = (
-    "%load_ext cuda_magic\nimport torch, gc, json, sys\nG = 2**30\n"
-    "def cap(g): torch.cuda.set_per_process_memory_fraction(g*G/torch.cuda.get_device_properties(0).total_memory)\n"
-    "def E(g): return torch.empty(int(g*G), dtype=torch.uint8, device='cuda')\n"
-    "def net():\n"
-    "    L = torch.nn.Linear; A = torch.nn.GELU\n"
-    "    return torch.nn.Sequential(*[m for _ in range(16) for m in (L(1024, 1024), A())]).cuda()"
-)
 CHEAP = "--only holders,collect,caches"
-
-
-class Kernel:
-    """One fresh kernel with the prelude."""
-
-    def __init__(self) -> None:
-        self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": PATHS})
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-        assert self.run(PRELUDE) == []
-
-    def run(self, code: str) -> list[tuple[str, str]]:
-        found = []
-
-        def take(message):
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                found.append((content["name"], content["text"]))
-            elif kind == "error":
-                found.append(("error", f"{content['ename']}: {content['evalue']}"))
-            elif kind in ("display_data", "execute_result"):
-                found.append((kind, content["data"]["text/plain"]))
-
-        self.client.execute_interactive(code, output_hook=take, timeout=120, stop_on_error=False)
-        return found
-
-    def guard(self, code: str, options: str = "") -> dict:
-        """Run a guarded cell; its report as a dict, with its error under ``raised``."""
-        output = self.run(f"%%cuda_guard --report report {options}\n{code}")
-        text = "".join(t for k, t in self.run("print(json.dumps(report.to_dict()))") if k == "stdout")
-        assert text, output
-        report = json.loads(text)
-        report["raised"] = next((t for k, t in output if k == "error"), None)
-        report["output"] = output
-        return report
-
-    def value(self, expression: str) -> str:
-        output = self.run(f"print({expression})")
-        assert output and output[0][0] == "stdout", output
-        return output[0][1].strip()
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
 
 
 @pytest.fixture
 def kernel():
-    made = Kernel()
-    yield made
-    made.close()
+    yield from one_each()
 
 
 def rung(report: dict, name: str) -> dict:

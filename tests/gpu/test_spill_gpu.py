@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from test_rescue_gpu import GIB, PATHS, Kernel, rung
+from kernels import GIB, PATHS, Kernel
+from test_rescue_gpu import rung
 
 pytestmark = pytest.mark.gpu
 MIB = 1 << 20
@@ -122,17 +123,7 @@ def children():
 @pytest.fixture(scope="module")
 def shared():
     """One kernel for the module. A cell that takes longer than LONGEST fails its test and is interrupted."""
-    made = Kernel()
-    real = made.client.execute_interactive
-
-    def execute(code, **options):
-        try:
-            return real(code, **{**options, "timeout": LONGEST})
-        except TimeoutError:
-            made.manager.interrupt_kernel()
-            raise
-
-    made.client.execute_interactive = execute
+    made = Kernel(patience=LONGEST)
     yield made
     made.close()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_rescue_gpu import GIB, Kernel, rung
+from kernels import GIB, one_each
+from test_rescue_gpu import rung
 from test_spill_gpu import child
 
 pytestmark = pytest.mark.two_gpus
@@ -11,9 +12,7 @@ pytestmark = pytest.mark.two_gpus
 
 @pytest.fixture
 def kernel():
-    made = Kernel()
-    yield made
-    made.close()
+    yield from one_each()
 
 
 def test_idle_tensors_wait_on_the_neighbour(kernel):
