@@ -1,8 +1,8 @@
 """Compaction: live tensors are moved together on the card itself, so that scattered free memory becomes one piece.
 
-Planned beforehand on a model of the allocator (heap.py, plan.py), done only if the plan says that the request will
-fit, and replayed with every address checked (replay.py). A move keeps the storage object, so every tensor, view and
-parameter follows; data is valid at every step.
+Planned beforehand (plan.py and the strategies it tries) on a model of the allocator (heap.py), done only if the plan
+says that the request will fit, and replayed with every address checked (replay.py). A move keeps the storage object, so
+every tensor, view and parameter follows; data is valid at every step.
 """
 
 from __future__ import annotations

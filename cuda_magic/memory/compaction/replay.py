@@ -13,7 +13,7 @@ from .heap import ARENA_BASE, ARENA_STEP
 
 if TYPE_CHECKING:
     from ..allocator import Allocator, Storage
-    from .heap import Op
+    from .pieces import Op
     from .plan import Plan
 
 __all__ = ["Diverged", "Stranded", "collector_paused", "interrupts_held", "replay"]

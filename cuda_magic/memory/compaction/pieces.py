@@ -1,0 +1,200 @@
+"""What the model of the allocator is made of: blocks and holes, the segments they lie in, and pools of holes."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from .rules import SMALL, UNLIMITED, Rules
+
+if TYPE_CHECKING:
+    from ..allocator import Block, Segment
+
+__all__ = ["FIXED", "HOLE", "LIVE", "OPEN", "Movable", "Op", "Piece", "Space", "Stretch"]
+
+Movable = dict[int, tuple[int, int]]
+"""(key, bytes) of the storages that may be moved, by address."""
+
+LIVE, FIXED, HOLE, OPEN = "live", "fixed", "hole", "open"
+
+
+class Op(NamedTuple):
+    """One real operation: fill, drop, move, arena, empty, park (to the host) or unpark; `key` names the storage."""
+
+    kind: str
+    address: int = 0
+    size: int = 0
+    key: int = 0
+    stream: int = 0
+
+
+class Piece:
+    """A block, or a hole: free memory held by the fillers at `fillers`. `need` is the size a block takes elsewhere."""
+
+    __slots__ = ("address", "after", "before", "fillers", "key", "kind", "loose", "need", "size", "stretch")
+
+    def __init__(self, stretch: Stretch, address: int, size: int, kind: str) -> None:
+        self.stretch, self.address, self.size, self.kind = stretch, address, size, kind
+        self.key = self.need = 0
+        self.before: Piece | None = None
+        self.after: Piece | None = None
+        self.fillers: list[int] = []
+        self.loose = False
+        """Whether a part of a hole is not held, because no request has its size."""
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+
+class Stretch:
+    """A segment, or a part of an expandable one that has memory behind it. Its pieces are made when first looked at."""
+
+    __slots__ = (
+        "_first",
+        "_raw",
+        "address",
+        "blocks",
+        "closed",
+        "expandable",
+        "fixed",
+        "gone",
+        "least",
+        "live",
+        "size",
+        "space",
+    )
+
+    def __init__(self, space: Space, address: int, size: int, expandable: bool = False) -> None:
+        self.space, self.address, self.size, self.expandable = space, address, size, expandable
+        self._first: Piece | None = None
+        self._raw: tuple[Iterable[Block], Movable] | None = None
+        self.live = self.blocks = self.fixed = 0
+        self.least = UNLIMITED
+        """No block in it needs less."""
+        self.closed = False
+        """Being emptied: no target."""
+        self.gone = False
+
+    @classmethod
+    def of(cls, space: Space, segment: Segment, movable: Movable) -> Stretch:
+        """A segment as it is: its holes and sums now, its pieces later."""
+        new = cls(space, segment.address, segment.size, segment.expandable)
+        new._raw = (segment.blocks, movable)
+        target = space.rules.expandable or not segment.expandable
+        needs = []
+        for address, size, state, _ in segment.blocks:
+            if state != "free":
+                needs.append(_movable(movable, space, address, size, state)[1])
+            elif target:
+                space.holes[address] = new
+                space.order.append((size, address))
+        new.fixed = needs.count(0)
+        new.blocks, new.live = len(needs) - new.fixed, sum(needs)
+        if new.blocks:
+            new.least = min(filter(None, needs))
+        return new
+
+    @property
+    def first(self) -> Piece | None:
+        """The piece at its low end."""
+        if self._raw is not None:
+            self._make()
+        return self._first
+
+    @first.setter
+    def first(self, piece: Piece) -> None:
+        self._first = piece
+
+    @property
+    def made(self) -> bool:
+        """Whether its pieces were looked at."""
+        return self._raw is None
+
+    def _make(self) -> None:
+        assert self._raw is not None
+        (blocks, movable), self._raw = self._raw, None
+        space = self.space
+        holes, unheld = space.holes, space.filled
+        last: Piece | None = None
+        for address, size, state, _ in blocks:
+            piece = Piece(self, address, size, HOLE)
+            if state == "free":
+                piece.loose = unheld
+                if address in holes:
+                    holes[address] = piece
+            else:
+                piece.key, piece.need = _movable(movable, space, address, size, state)
+                piece.kind = LIVE if piece.need else FIXED
+            if last is None:
+                self._first = piece
+            else:
+                last.after, piece.before = piece, last
+            last = piece
+
+    def hold(self, need: int) -> None:
+        """One live block more."""
+        self.live += need
+        self.blocks += 1
+        self.least = min(self.least, need)
+
+    def pieces(self) -> Iterator[Piece]:
+        piece = self.first
+        while piece is not None:
+            yield piece
+            piece = piece.after
+
+
+def _movable(movable: Movable, space: Space, address: int, size: int, state: str) -> tuple[int, int]:
+    """(key, need) of a block that may be moved; (0, 0) of one that may not."""
+    found = movable.get(address) if state == "live" else None
+    if found is None:
+        return 0, 0
+    key, nbytes = found
+    need = (nbytes + 511) & -512 if not space.rules.divisions else space.rules.block_size(nbytes)
+    return (key, need) if nbytes <= size and (need <= SMALL) == space.small else (0, 0)
+
+
+class Space:
+    """One pool: the small or the large one of a stream. Holes that may be targets stand in order of (size, address)."""
+
+    def __init__(self, stream: int, small: bool, rules: Rules) -> None:
+        self.stream, self.small, self.rules = stream, small, rules
+        self.order: list[tuple[int, int]] = []
+        self.holes: dict[int, Piece | Stretch] = {}
+        """By address; a stretch whose pieces were not looked at yet stands for its hole."""
+        self.filled = False
+        self.least = UNLIMITED
+        """No movable block of this pool needs less: a smaller hole need not be held."""
+        self.barred = (0, 0)
+        """Addresses that are being emptied: no targets."""
+
+    def add(self, hole: Piece) -> None:
+        low, high = self.barred
+        if hole.stretch.closed or low <= hole.address < high:
+            return
+        # with expandable segments off, what is free in older ones is passed over by the allocator
+        if self.rules.expandable or not hole.stretch.expandable:
+            bisect.insort(self.order, (hole.size, hole.address))
+            self.holes[hole.address] = hole
+
+    def discard(self, hole: Piece) -> None:
+        if self.holes.pop(hole.address, None) is not None:
+            del self.order[bisect.bisect_left(self.order, (hole.size, hole.address))]
+
+    def best(self, need: int) -> Piece | None:
+        """The hole that a block of `need` bytes goes into: the smallest that is large enough."""
+        at = bisect.bisect_left(self.order, (need, 0))
+        if at == len(self.order) or not self.rules.takes(self.order[at][0], need):
+            return None
+        return self.hole(self.order[at][1])
+
+    def hole(self, address: int) -> Piece:
+        """The hole at `address`, which may be a target."""
+        found = self.holes[address]
+        if isinstance(found, Stretch):
+            assert found.first is not None
+            found = self.holes[address]
+        assert isinstance(found, Piece)
+        return found

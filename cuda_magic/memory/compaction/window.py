@@ -1,0 +1,81 @@
+"""Empty the stretch of one segment that holds the fewest live bytes into holes elsewhere."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from heapq import nsmallest
+
+from .goal import OP_COST, Goal, place_all
+from .heap import Heap
+from .pieces import FIXED, HOLE, LIVE, Piece, Space
+from .rules import ROUND_LARGE
+
+__all__ = ["window"]
+
+WINDOWS = 40
+"""The cheapest stretches, of which one is emptied."""
+
+
+def _windows(space: Space, heap: Heap, need: int) -> Iterator[tuple[int, int, Piece, Piece]]:
+    """(cost, address, first, last) of each shortest row of at least `need` bytes with nothing fixed in it."""
+    for stretch in heap.stretches:
+        if stretch.space is not space or (stretch.expandable and not space.rules.expandable) or stretch.size < need:
+            continue
+        end = stretch.first
+        total = live = fixed = 0
+        last = end
+        for piece in stretch.pieces():
+            while end is not None and total < need:
+                total += end.size
+                live += end.need + OP_COST if end.kind == LIVE else 0
+                fixed += end.kind == FIXED
+                last, end = end, end.after
+            if total < need:
+                break
+            if not fixed and last is not None:
+                yield live, piece.address, piece, last
+            total -= piece.size
+            live -= piece.need + OP_COST if piece.kind == LIVE else 0
+            fixed -= piece.kind == FIXED
+
+
+def window(heap: Heap, goal: Goal) -> bool:
+    space = goal.space(heap)
+    for _, _, first, last in nsmallest(WINDOWS, _windows(space, heap, goal.need), key=lambda w: w[:2]):
+        # the holes beside it are part of it: what is vacated there becomes one with them
+        low = first.before if first.before is not None and first.before.kind == HOLE else first
+        high = last.after if last.after is not None and last.after.kind == HOLE else last
+        inside = _row(low, high)
+        live = sorted((p for p in inside if p.kind == LIVE), key=lambda p: -p.need)
+        room = list(space.order)
+        for hole in inside:
+            if hole.kind == HOLE:
+                del room[bisect.bisect_left(room, (hole.size, hole.address))]
+        sizes = [size for size, _ in room]
+        arena = 0
+        left = place_all(space.rules, space.small, [p.need for p in live], list(sizes))
+        if left:
+            arena = min(-(-left // ROUND_LARGE) * ROUND_LARGE, heap.driver_free)
+            parts = [one for one, _ in heap.arena_sizes(space, arena)]
+            if place_all(space.rules, space.small, [p.need for p in live], sorted(sizes + parts)):
+                continue
+        stretch = first.stretch
+        heap.bar(stretch, low.address, high.end)
+        if arena:
+            heap.arena(space, arena)
+        for piece in live:
+            target = space.best(piece.need)
+            if target is None:  # it was seen to fit: not reached
+                return False
+            heap.move(piece, target)
+        heap.unbar(stretch)
+        return space.best(goal.need) is not None
+    return False
+
+
+def _row(first: Piece, last: Piece) -> list[Piece]:
+    row = [first]
+    while row[-1] is not last and row[-1].after is not None:
+        row.append(row[-1].after)
+    return row
