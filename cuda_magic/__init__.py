@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .doctor.check import check_cuda
     from .errors import CudaMagicError, Missing, Refused, UserError
-    from .rescue.guard import guard
+    from .rescue.script import guard
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 
 _ROOMS = {
     "check_cuda": "doctor.check",
-    "guard": "rescue.guard",
+    "guard": "rescue.script",
     "CudaMagicError": "errors",
     "Missing": "errors",
     "Refused": "errors",

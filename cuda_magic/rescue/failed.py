@@ -1,0 +1,169 @@
+"""After the failure of a statement: what it was, whether a repeat would give the same numbers, and the way there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..machine import machine
+from . import figures, marks, randomness
+from .classify import classify, judge
+from .guard import NO_MARKS
+from .ladder import climb
+from .outcome import read_devices
+from .repeated import find
+from .situation import Situation, device_of, room_of
+
+if TYPE_CHECKING:
+    from ..cells.rescuer import Step
+    from ..memory.allocator import Allocator
+    from .guard import GuardRun, Trial
+    from .ladder import RungResult
+
+__all__ = ["noticed", "recover"]
+
+OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "page", "cudamalloc")
+"""Rungs whose repeats are not counted by --retries: each is tried once, or ends by itself."""
+
+
+def noticed(run: GuardRun, error: BaseException) -> bool:
+    """Whether to try a rescue from `error` (see `cuda_magic.cells.rescuer.Rescuer.noticed`)."""
+    run.attempt_ended()
+    trial, options = run.trial, run.options
+    fault = classify(error)
+    if fault is None and _made_by_the_repeat(run, error):
+        fault = trial.fault
+    elif fault is not None:
+        run.seen += fault.error == "OutOfMemoryError"  # what the allocator's own count rose by
+    if fault is None:
+        trial.fault, trial.status = None, "error"
+        return False
+    if trial.over:
+        return True  # so that the first error is the one that shows
+    allocator = machine().allocator()
+    fault = trial.fault = judge(fault, allocator)
+    trial.device = device_of(fault, allocator)
+    smaller = bool(options.shrink or options.otherwise)
+    if fault.kind.repeat != "ladder" and not (fault.kind.id == "too-large" and smaller):
+        trial.status = "not-repeated"
+        return False
+    room = room_of(allocator, trial.device)
+    trial.held = _held(room.allocated, fault.sizes.allocated) if room is not None else None
+    signature = (fault.kind.id, fault.sizes.requested, trial.held or fault.sizes.allocated)
+    trial.stuck, trial.signature = signature == trial.signature, signature
+    refused = (trial.marks or NO_MARKS).entered(run.namespace)
+    if not options.repeat_anyway:
+        refused += _changed(run, allocator)
+    trial.refused = tuple(refused)
+    if refused:
+        trial.status = "refused"
+        return False
+    trial.status = "failed"
+    if allocator is not None:
+        trial.memory["recorded"] = allocator.recorded(error)
+    return trial.plain < options.retries or smaller or options.wait > 0
+
+
+def _made_by_the_repeat(run: GuardRun, error: BaseException) -> bool:
+    """Whether a plain run would not have met this error: then the earlier fault stands."""
+    if run.trial.attempts < 2 or run.trial.fault is None:
+        return False
+    row = find(error)
+    if row is None:
+        return False
+    run.notes.append(row.why)
+    run.trial.over = not row.ladder
+    return True
+
+
+def _held(now: int, told: int | None) -> int:
+    """Bytes allocated when the request failed: what unfinished expressions held is gone by now, the error names it.
+
+    Its figure has two decimals, so a small difference is none.
+    """
+    return told if told is not None and told > now + (16 << 20) else now
+
+
+def _changed(run: GuardRun, allocator: Allocator | None) -> list[str]:
+    if run.trial.marks is None:
+        return ["what it may change could not be marked"]
+    return run.trial.marks.changed(run.namespace, allocator)
+
+
+def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[str, ...]) -> bool:
+    """Make room; whether to repeat the statement (see `cuda_magic.cells.rescuer.Rescuer.recover`)."""
+    trial, options = run.trial, run.options
+    assert trial.fault is not None
+    if trial.over:
+        trial.status = "failed"
+        return False
+    gone = [name for name in lost if name not in trial.kept]
+    if gone and not options.repeat_anyway:
+        trial.refused = (f"rebound, the earlier value is gone: {', '.join(gone)}",)
+        trial.status = "refused"
+        return False
+    allocator = machine().allocator()
+    if not _put_back(trial, allocator):
+        return False
+    room = room_of(allocator, trial.device)
+    request = trial.fault.sizes.requested
+    need = None
+    if request is not None and room is not None and trial.held is not None:
+        need = request + max(0, trial.held - room.allocated)
+    situation = trial.situation = Situation(
+        fault=trial.fault,
+        options=options,
+        allocator=allocator,
+        device=trial.device,
+        namespace=namespace,
+        shell=run.shell,
+        held=trial.held,
+        need=need,
+        stuck=trial.stuck,
+        spent=trial.plain >= options.retries or trial.fault.kind.id == "too-large",
+        read_before=frozenset().union(*map(marks.names_read, run.done)),
+        memory=trial.memory,
+        node=step.node,
+        roots=run.roots,
+        reserve=run.set_aside.held if run.set_aside is not None else None,
+        enter=run.modes.enter_context,
+        after=run.after.append,
+        say=run.say,
+        readings=read_devices,
+    )
+    try:
+        results, repeat = climb(situation, trial.attempts)
+    except BaseException:
+        run.modes.close()
+        raise
+    run.rungs += results
+    if not repeat:
+        run.modes.close()
+        return False
+    if trial.random is not None:
+        randomness.put_back(trial.random, allocator)
+        figures.close_new(trial.figures)
+    last = results[-1]
+    if last.id not in OWN_STEPS:
+        trial.plain += 1
+    run.rescued = True
+    _announce(run, step, last)
+    return True
+
+
+def _put_back(trial: Trial, allocator: Allocator | None) -> bool:
+    try:
+        if allocator is not None and trial.marks is not None and trial.marks.tensors is not None:
+            allocator.undo(trial.marks.tensors)
+        for back in trial.saved:
+            back()
+    except Exception as error:  # noqa: BLE001 - out of memory on the way back, or the user's own load_state_dict
+        trial.refused = (f"the checkpoint could not be put back ({type(error).__name__}); the state is mixed",)
+        trial.status = "refused"
+        return False
+    return True
+
+
+def _announce(run: GuardRun, step: Step, last: RungResult) -> None:
+    where = f"line {step.first_line}" if step.source else "the function"
+    how = f"{last.id}: {last.reason}" if last.id in ("shrink", "else") else "room was made"
+    run.say(f"cuda_guard: {where} ran out of GPU memory; {how}; it runs again (attempt {run.trial.attempts + 1})")

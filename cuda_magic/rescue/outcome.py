@@ -1,0 +1,95 @@
+"""The report of a guarded cell in which something was rescued, failed or is worth a note."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from ..machine import machine
+from ..memory.torch import ranks
+from .guard import count_ooms
+from .report import Report
+
+if TYPE_CHECKING:
+    from ..memory.allocator import Paged
+    from .guard import GuardRun
+
+__all__ = ["read_devices", "report"]
+
+
+def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
+    """The report of a cell that ended with `status`, and with `error` where it failed for lack of memory."""
+    paged = _paged(run)
+    handled = 0
+    if run.ooms is not None:
+        absorbed = (run.calls.absorbed if run.calls is not None else 0) + (paged.errors if paged is not None else 0)
+        handled = max(0, count_ooms(machine().allocator()) - run.ooms - run.seen - absorbed)
+    trial, step = run.trial, run.step
+    fault = trial.fault
+    common: dict[str, Any] = {
+        "attempts": max(1, trial.attempts),
+        "rungs": tuple(run.rungs),
+        "notes": (*run.notes, *(run.calls.notes if run.calls is not None else ())),
+        "handled": handled,
+        "calls": run.calls.rescues if run.calls is not None else (),
+        "paged": paged,
+        "label": machine().label,
+    }
+    if status in ("ok", "error", "rescued") or fault is None or step is None:
+        if run.rescued:
+            attempts = max((r.attempt for r in run.rungs), default=0) + 1
+            common["attempts"] = attempts if status == "rescued" else common["attempts"]
+        return Report(status, **common)
+    from .advice import next_steps
+    from .situation import Situation
+    from .survey import survey
+
+    s = trial.situation or Situation(
+        fault, run.options, machine().allocator(), trial.device, run.namespace, run.shell, readings=read_devices
+    )
+    s.fault = fault
+    where = survey(s, error)
+    refused = list(trial.refused)
+    behind = ranks.left_behind()
+    if behind:
+        common["notes"] += (behind,)
+    if refused:
+        common["notes"] += ("not repeated, since that would not give the same numbers: " + "; ".join(refused),)
+    room, sizes = where.room, fault.sizes
+    script = not step.source
+    return Report(
+        status,
+        line=None if script else step.first_line,
+        last_line=None if script else step.last_line,
+        kind=fault.kind.id,
+        sentence=fault.sentence,
+        error=fault.error,
+        device=trial.device if trial.device is not None else sizes.device,
+        requested=sizes.requested,
+        free=room.driver if room else sizes.free,
+        cached=room.cached if room else sizes.unallocated,
+        largest_free=room.largest if room else None,
+        capacity=where.capacity,
+        holders=where.holders,
+        next_steps=next_steps(s, where, refused, step.node),
+        loops=isinstance(step.node, (ast.For, ast.AsyncFor, ast.While)),
+        **common,
+    )
+
+
+def _paged(run: GuardRun) -> Paged | None:
+    """What was paged during this cell; None where nothing was."""
+    tried = any(r.id == "page" and r.state == "on" for r in run.rungs)
+    if not tried and not (run.calls is not None and any("page" in c.how for c in run.calls.rescues)):
+        return None
+    allocator = machine().allocator()
+    ops = allocator.ops() if allocator is not None else None
+    return ops.paged() if ops is not None else None
+
+
+def read_devices() -> Any:
+    """A reading of the devices, or None: no reading is no reason to lose the rescue."""
+    try:
+        return machine().devices().read(slow=False)
+    except Exception:  # noqa: BLE001 - see above
+        return None

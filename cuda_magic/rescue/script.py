@@ -1,0 +1,181 @@
+"""`cuda_magic.guard`: the guard for scripts, of a function that may be repeated as a whole, or around a block."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from ..cells.rescuer import Step
+from .guard import GuardRun, to_stderr
+from .options import NAMES, GuardOptions
+from .report import Report
+
+__all__ = ["Guard", "guard"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Guard:
+    """What `guard` gives: a decorator of one function that may be repeated, or a context manager.
+
+    A ``with`` block cannot be repeated: there the guard only adds the report below the error.
+    `report` is that of the last run.
+    """
+
+    def __init__(self, options: GuardOptions) -> None:
+        self.options = options
+        self.report: Report | None = None
+        self._run: GuardRun | None = None
+
+    def _bind(self, report: Report) -> None:
+        self.report = report
+
+    def _new(self, options: GuardOptions) -> GuardRun:
+        from ..kernel.holders import current_shell
+
+        run = GuardRun(options, current_shell(), bind=self._bind)
+        run.inner = True
+        return run
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            return self._call(function, args, kwargs)
+
+        guarded.guard = self  # type: ignore[attr-defined]
+        return guarded  # type: ignore[return-value]
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        run = self._new(self.options)
+        run.roots = (function, *args, *kwargs.values())
+        step = _whole()
+        names: dict[str, Any] = getattr(function, "__globals__", {})
+        given = {f"argument {i + 1}": a for i, a in enumerate(args)} | {f"argument {k}": v for k, v in kwargs.items()}
+        first: Exception | None = None
+        while True:
+            run.before(step, {**names, **given})
+            try:
+                with run.during(step) or nullcontext():
+                    value = function(*args, **kwargs)
+            except Exception as error:
+                run.namespace = {**names, **given}
+                if not run.noticed(error, step):
+                    self._show(run.gave_up(error, step))
+                    raise
+                failure = first if run.over and first is not None else error
+                first = failure
+                traceback.clear_frames(error.__traceback__)
+                run.namespace = names  # and no copy of it, which would hold every value once more
+            else:
+                run.finished()
+                return value
+            # outside of except: now the failed call's tensors are gone
+            if not run.recover(step, names):
+                self._show(run.gave_up(failure, step))
+                raise failure
+            del failure
+
+    def _show(self, report: Report | None) -> None:
+        if report is not None:
+            to_stderr(repr(report))
+
+    def __enter__(self) -> Guard:
+        self._run = self._new(GuardOptions(retries=0, quiet=self.options.quiet))
+        self._run.before(_whole(), _caller_names())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run, self._run = self._run, None
+        assert run is not None
+        if error is None:
+            run.finished()
+            return
+        run.noticed(error, _whole())
+        self._show(run.gave_up(error, _whole()))
+
+
+def _caller_names() -> dict[str, Any]:
+    return sys._getframe(2).f_globals
+
+
+def _whole() -> Step:
+    """A function, or a block, as one step."""
+    return Step(0, "", 1, 1, frozenset(), False, None)  # type: ignore[arg-type]
+
+
+@overload
+def guard(function: F) -> F: ...
+@overload
+def guard(
+    *,
+    retries: int = 3,
+    wait: float = 0.0,
+    shrink: str | None = None,
+    grow: str | None = None,
+    checkpoint: tuple[str, ...] = (),
+    repeat_anyway: bool = False,
+    no_move: bool = False,
+    move_anyway: bool = False,
+    retry_at_call: bool = False,
+    only: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
+    reserve: int | str = 0,
+    park: str | None = None,
+    quiet: bool = False,
+) -> Guard: ...
+def guard(function: Any = None, **options: Any) -> Any:
+    """``%%cuda_guard`` for scripts: a decorator of a function that may be repeated as a whole.
+
+    Parameters
+    ----------
+    retries, wait, grow, checkpoint, repeat_anyway, no_move, move_anyway, retry_at_call, only, without, quiet
+        As the options of ``%%cuda_guard``; names are those of the function's module.
+    reserve : int or str
+        Bytes, or ``"1GiB"``: set aside to serve only when the memory is full.
+    park : str
+        ``"cuda:1"``: another card where tensors wait, in place of the host.
+    shrink : str
+        ``"batch_size"`` or ``"batch_size=8"``: a global variable of the function's module.
+
+    Raises
+    ------
+    UserError
+        For an option or a rung that does not exist.
+
+    Examples
+    --------
+    >>> @cuda_magic.guard(shrink="batch_size=8")
+    ... def step(): ...
+    >>> with cuda_magic.guard():  # no repeat: the report below the error
+    ...     train()
+    """
+    from ..errors import UserError, nearest
+    from ..render.units import parse_bytes
+    from .options import other_card
+
+    known = {f for f in GuardOptions.__dataclass_fields__ if f not in ("otherwise", "report", "free_outputs")}
+    for name in options:
+        if name not in known:
+            raise UserError(f"guard: no option {name!r}.{nearest(name, known)}")
+    for name in (*options.get("only", ()), *options.get("without", ())):
+        if name not in NAMES:
+            raise UserError(f"guard: no rung {name!r}.{nearest(name, NAMES)}")
+    if isinstance(options.get("shrink"), str):
+        name, _, floor = options["shrink"].partition("=")
+        options["shrink"] = (name, int(floor or 1))
+    if isinstance(options.get("reserve"), str):
+        try:
+            options["reserve"] = parse_bytes(options["reserve"])
+        except ValueError as error:
+            raise UserError(f"guard: reserve: {error}.") from None
+    if options.get("park") is not None:
+        options["park"] = other_card(str(options["park"]), "guard: park")
+    made = Guard(GuardOptions(**options))
+    return made if function is None else made(function)
