@@ -1,13 +1,14 @@
 """What rescues a notebook that runs out of GPU memory: each cause, with each way that people have.
 
-    python benchmarks/rescue.py benchmarks/results              all rows, one H200: about 4 minutes
+    python benchmarks/rescue.py benchmarks/results              all rows
+    python benchmarks/rescue.py benchmarks/results --cards 0,1  all rows, on two cards at once
     python benchmarks/rescue.py benchmarks/results --only fragmentation,S5 --ways plain,guard
     python benchmarks/rescue.py OUT --practice                  the rows that the practice GPU can show
 
 Each pair of a row and a way runs in a fresh kernel. Kernels start in parallel; from the first use of CUDA on only one
-of them is on the card, so the seconds are those of the cell alone. A run adds to the file that is there, so the rows
-can be run in slices; ``--missing`` goes on where one was cut short. `rescue.json` has all figures, `rescue.md` the
-table, and ``--readme`` puts it into README.md.
+of them is on a card, so the seconds are those of the cell alone. A run adds to the file that is there, each pair with
+its date; ``--missing`` goes on where one was cut short. `rescue.json` has all figures, `rescue.md` the table, and
+``--readme`` puts it into README.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,16 +57,46 @@ print("FOUND " + json.dumps(_found))
 """
 
 
+@dataclass
+class Card:
+    """A card, which one kernel at a time may use. `index` is its number for NVML and CUDA; None: the practice GPU."""
+
+    index: str | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    at_rest: int = 0
+    """Bytes in use while nothing of ours runs."""
+
+    def __post_init__(self) -> None:
+        self.at_rest = self.used()
+
+    def used(self) -> int:
+        if self.index is None:
+            return 0
+        import pynvml
+
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(int(self.index))).used)
+
+    def wait_until_empty(self) -> None:
+        """A kernel that was ended a moment ago may still be there."""
+        end = time.monotonic() + 10
+        while self.used() > self.at_rest + (32 << 20) and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def environment(self) -> dict[str, str]:
+        if self.index is None:
+            return {"CUDA_MAGIC_PRACTICE": "1"}
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.index}
+
+
 class Kernel:
     """One fresh kernel. `run` gives (what it printed, the error's name and text or None, seconds)."""
 
-    def __init__(self, folder: str, practice: bool) -> None:
+    def __init__(self, folder: str, card: Card) -> None:
         import jupyter_client
 
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": paths, "IPYTHONDIR": folder, "PYTHONWARNINGS": "ignore"}
-        if practice:
-            environment["CUDA_MAGIC_PRACTICE"] = "1"
+        environment |= card.environment()
         self.manager = jupyter_client.KernelManager(kernel_name="python3")
         self.manager.start_kernel(env=environment, extra_arguments=["--HistoryManager.enabled=False", "--log-level=40"])
         self.client = self.manager.client()
@@ -111,20 +144,22 @@ def is_right(case: Case, found: dict[str, Any]) -> bool:
     return whole and ran and (case.right == "rescued" or found["tries"] == 1)
 
 
-def one(case: Case, way: Way, practice: bool, card: threading.Lock, folder: str) -> dict[str, Any]:
+def one(case: Case, way: Way, card: Card, folder: str) -> dict[str, Any]:
     """Run one pair in a kernel of its own; what was found."""
     missing = way.missing() or (case.needs and not find_spec(case.needs) and f"{case.needs} is not installed")
     if missing:
         return {"outcome": "not run", "why": missing}
     if not way.applies(case):
         return {"outcome": "does not apply"}
-    kernel = Kernel(folder, practice)
+    kernel = Kernel(folder, card)
     try:
-        start = [PRACTICE if practice else PRELUDE, way.prelude, "%load_ext cuda_magic" if way.id == "guard" else ""]
+        start = [PRELUDE if card.index else PRACTICE, way.prelude, "%load_ext cuda_magic" if way.id == "guard" else ""]
         for cell in start:
             _, error, _ = kernel.run(cell, 120)
             assert error is None, error
-        with card:
+        with card.lock:
+            if case.alone:
+                card.wait_until_empty()
             for cell in case.setup:
                 _, error, _ = kernel.run(cell, 120)
                 if (error is None) == cell.startswith("# fails"):
@@ -154,14 +189,13 @@ def one(case: Case, way: Way, practice: bool, card: threading.Lock, folder: str)
         kernel.close()
 
 
-def where(practice: bool) -> dict[str, str]:
+def where(card: Card) -> dict[str, str]:
     """The card, its driver, and the releases of what was compared."""
     found = {"card": "PRACTICE", "python": ".".join(map(str, sys.version_info[:3]))}
-    if not practice:
+    if card.index:
         import pynvml
 
-        pynvml.nvmlInit()
-        found["card"] = str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+        found["card"] = str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(int(card.index))))
         found["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
     for name in ("torch", "ipykernel", "accelerate", "toma", "pytorch-lightning"):
         try:
@@ -169,6 +203,14 @@ def where(practice: bool) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def cards_of(text: str | None) -> list[Card]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[:1]
+    return [Card(index.strip()) for index in (text.split(",") if text else visible)]
 
 
 def choose(text: str | None, known: list[str], what: str) -> list[str]:
@@ -186,7 +228,8 @@ def main() -> None:
     parser.add_argument("--ways", help="ways, comma separated")
     parser.add_argument("--missing", action="store_true", help="only what the file lacks, the guard first")
     parser.add_argument("--practice", action="store_true", help="on the practice GPU")
-    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="kernels that start at once")
+    parser.add_argument("--cards", help="numbers of the cards to use, comma separated: one unless given")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="kernels that start, for a card")
     parser.add_argument("--readme", action="store_true", help="only put the table into README.md")
     given = parser.parse_args()
     file = Path(given.folder, "rescue.json")
@@ -197,18 +240,20 @@ def main() -> None:
     cases = [c for c in CASES if c.practice or not given.practice]
     names = choose(given.only, [c.id for c in cases], "row")
     ways = choose(given.ways, [w.id for w in WAYS], "way")
-    kept["where"] = where(given.practice)
+    cards = [Card(None)] if given.practice else cards_of(given.cards)
+    kept["where"] = where(cards[0])
     pairs = [(c, w) for c in cases if c.id in names for w in WAYS if w.id in ways]
     if given.missing:
         pairs = [(c, w) for c, w in pairs if w.id not in kept["rows"].get(c.id, {})]
         pairs.sort(key=lambda pair: pair[1].id != "guard")
-    card, began = threading.Lock(), time.perf_counter()
+    waiting, writing, began = deque(pairs), threading.Lock(), time.perf_counter()
 
-    def go(case: Case, way: Way) -> None:
+    def go(case: Case, way: Way, card: Card) -> None:
         try:
-            found = one(case, way, given.practice, card, home)
+            found = one(case, way, card, home)
         except Exception as error:
             found = {"outcome": "not run", "why": f"{type(error).__name__}: {error}"[:300]}
+        found["date"] = time.strftime("%Y-%m-%d")
         figures = {k: v for k, v in found.items() if k not in ("outcome", "lines")}
         with writing:  # each at once: a run that is cut short keeps what it found
             print(f"{time.perf_counter() - began:6.1f} s  {case.id:14} {way.id:10} {found['outcome']:14} {figures}")
@@ -216,10 +261,17 @@ def main() -> None:
             kept["rows"].setdefault(case.id, {})[way.id] = found
             file.write_text(json.dumps(kept, indent=1) + "\n")
 
+    def work(card: Card) -> None:
+        while waiting:
+            try:
+                pair = waiting.popleft()
+            except IndexError:
+                return
+            go(*pair, card)
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    writing = threading.Lock()
-    with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(lambda pair: go(*pair), pairs))
+    with tempfile.TemporaryDirectory() as home, ThreadPoolExecutor(given.jobs * len(cards)) as pool:
+        list(pool.map(work, cards * given.jobs))
     Path(given.folder, "rescue.md").write_text(markdown(kept))
     print(f"{len(pairs)} pairs in {time.perf_counter() - began:.0f} s\n" + markdown(kept))
     wrong = [c.id for c in cases if c.id in names and kept["rows"][c.id].get("guard", {}).get("right") is False]

@@ -39,10 +39,17 @@ def cell(case: Case, found: dict[str, Any] | None) -> str:
     return f"{text} ({many}{_seconds(found.get('seconds'))}{lost})"
 
 
-def _releases(where: dict[str, str]) -> str:
+def _dates(kept: dict[str, Any]) -> str:
+    """The day of the first pair and of the last."""
+    found = sorted({pair["date"] for ways in kept["rows"].values() for pair in ways.values() if "date" in pair})
+    return f", measured {' to '.join(sorted({found[0], found[-1]}))}" if found else ""
+
+
+def _releases(kept: dict[str, Any]) -> str:
+    where = kept["where"]
     names = {"driver": "driver", "torch": "torch", "python": "Python", "pytorch-lightning": "Lightning"}
     rest = [f"{names.get(k, k)} {v}" for k, v in where.items() if k != "card"]
-    return ", ".join([where["card"], *rest])
+    return ", ".join([where["card"], *rest]) + _dates(kept)
 
 
 def _table(kept: dict[str, Any], ways: list[Any]) -> list[str]:
@@ -62,19 +69,21 @@ def _legend(kept: dict[str, Any]) -> list[str]:
         " none. Lightning is run with its defaults, which double from 2."
         " What lived before was intact wherever nothing else is said."
         " *Wrong numbers*: it ran to the end and the result is not that of a run with enough memory."
+        " *No, and says why*: a row that no tool can or may rescue; the guard tries nothing in vain, keeps the data and"
+        " names the next step. A plain *no* of the guard is a row that it does not manage."
         + (f" {'; '.join(notes)}." if notes else "")
     ]
 
 
 def markdown(kept: dict[str, Any]) -> str:
     """The page of results."""
-    head = ["# What rescues a cell that runs out of GPU memory", f"On {_releases(kept['where'])}.", ""]
+    head = ["# What rescues a cell that runs out of GPU memory", f"On {_releases(kept)}.", ""]
     return "\n".join([*head, *_table(kept, list(WAYS)), "", *_legend(kept)]) + "\n"
 
 
 def readme_table(kept: dict[str, Any]) -> str:
     """What stands in README between the two marks."""
-    lines = [BEGIN, *_table(kept, list(WAYS)), "", f"{_legend(kept)[0]} On {_releases(kept['where'])}.", END]
+    lines = [BEGIN, *_table(kept, list(WAYS)), "", f"{_legend(kept)[0]} On {_releases(kept)}.", END]
     return "\n".join(lines)
 
 

@@ -114,10 +114,10 @@ def models():
 
 
 def step(model, x, within=None, amp=False):
-    """(loss, gradients, buffers, random state) after one step from a fixed start, and its peak in bytes."""
+    """(loss, gradients, buffers, random states) after one step from a fixed start, and its peak in bytes."""
     import torch
 
-    for p in model.parameters():
+    for p in (*model.parameters(), x):
         p.grad = None
     kept = {k: v.clone() for k, v in model.named_buffers()}
     torch.manual_seed(3)
@@ -129,8 +129,8 @@ def step(model, x, within=None, amp=False):
         loss.backward()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - base
-    out = [loss.detach().clone(), *[p.grad.clone() for p in model.parameters()]]
-    out += [*[v.clone() for v in model.buffers()], torch.cuda.get_rng_state()]
+    out = [loss.detach().clone(), *[p.grad.clone() for p in (*model.parameters(), x) if p.requires_grad]]
+    out += [*[v.clone() for v in model.buffers()], torch.cuda.get_rng_state(), torch.get_rng_state()]
     for name, buffer in model.named_buffers():
         buffer.copy_(kept[name])
     return out, peak
@@ -248,7 +248,7 @@ def test_the_step_of_8_gib_of_activations():
         return (
             seconds / steps,
             torch.cuda.max_memory_allocated() / GIB,
-            [loss.detach()] + [p.grad.clone() for p in model.parameters()],
+            [t.cpu() for t in (loss.detach(), *[p.grad for p in model.parameters()])],  # not on the card: it counts
         )
 
     run()
@@ -284,8 +284,24 @@ def test_the_step_of_8_gib_of_activations():
         torch.cuda.set_per_process_memory_fraction(1.0)
     record("activations_step", figures)
     assert equal == 6
-    assert figures["peak_GiB"] < 2.5
+    assert figures["peak_GiB"] <= 2
     assert figures["median_s"] < figures["save_on_cpu_s"][-1]
+
+
+def test_compiled_code_is_refused_with_the_reason(kernel):
+    """torch.compile(mode="reduce-overhead") would need more memory, not less: skipped, and the report says why."""
+    made = kernel.run(
+        "m = torch.compile(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()).cuda(),"
+        " mode='reduce-overhead')\nx = torch.randn(64, 256, device='cuda')\nfor _ in range(3): m(x).sum().backward()"
+    )
+    if any(kind == "error" for kind, _ in made):
+        pytest.skip(f"nothing can be compiled here: {made[-1][1][:200]}")
+    kernel.run("n = net(); b = torch.randn(65536, 1024, device='cuda'); cap(3)")
+    report = kernel.guard("n(b).sum().backward()", ALONE)
+    found = [r for r in report["rungs"] if r["id"] == "activations"]
+    print(report["raised"], found)
+    assert found[-1]["state"] == "skipped"
+    assert "torch.compile is in use" in found[-1]["reason"] or "CUDA graph" in found[-1]["reason"]
 
 
 def test_bitwise_the_plain_numbers():
@@ -299,7 +315,7 @@ def test_bitwise_the_plain_numbers():
         model, x = model.cuda(), x.detach().cuda().requires_grad_(x.requires_grad)
         reference, plain_peak = step(model, x, None, amp)
         repeatable = all(same(step(model, x, None, amp)[0], reference) for _ in range(3))
-        for keep, window, runs in ((0, 16 * MIB, 10), (32 * MIB, 32 * MIB, 1)):
+        for keep, window, runs in ((0, 8 * MIB, 10), (32 * MIB, 16 * MIB, 3)):
             equal, late, out, peak = 0, 0, 0, 0
             for _ in range(runs):
                 made = hooks(keep, window)

@@ -175,7 +175,7 @@ class Activations:
                 self._bytes["watched"] -= record.nbytes
                 self._bytes["card"] += record.nbytes
                 self._resident.append(seen)
-        while self._bytes["card"] > self.budget.keep and self._resident and not self._full:
+        while self._bytes["card"] > self.budget.stays and self._resident and not self._full:
             record = self._resident.popleft()()
             if record is not None and record.place == "card" and self._here(record):
                 self._out(record)

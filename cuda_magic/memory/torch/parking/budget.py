@@ -4,14 +4,16 @@ from __future__ import annotations
 
 __all__ = ["Budget"]
 
-FLOOR = 16 << 20
+FLOOR = 8 << 20
 """Bytes of copies under way at least."""
-AHEAD = 2
-"""How many of the largest storages may be under way each way: with two the link is never idle (measured on an H200)."""
 
 
 class Budget:
     """Sizes in bytes.
+
+    Beside what is kept, twice the largest storage lies on the card: in the forward pass one is on its way out, and the
+    newest, which the backward pass asks for first, has not left; in the backward pass two come. With that the link is
+    never idle (measured on an H200), and the newest crosses it neither way.
 
     A round goes from the first tensor saved to the moment when none is left: one training step. In it the least free
     memory is seen; what was free beyond a wide margin is used by the next round, half of it each time. An iteration
@@ -37,12 +39,17 @@ class Budget:
     @property
     def window(self) -> int:
         """Copies out under way, whose memory is not free yet."""
-        return max(FLOOR, AHEAD * self.largest)
+        return max(FLOOR, self.largest)
+
+    @property
+    def stays(self) -> int:
+        """What has not left in the forward pass: beyond it the oldest goes."""
+        return self.keep + self.window
 
     @property
     def ahead(self) -> int:
         """What may lie on the card in the backward pass, fetched or never left."""
-        return self.keep + self.window
+        return self.keep + 2 * self.window
 
     @property
     def margin(self) -> int:
