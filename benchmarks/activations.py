@@ -3,7 +3,7 @@
     python benchmarks/activations.py benchmarks/results/activations_curve.json      one H200: about 30 seconds
 
 The step: 16 x Linear(1024) + GELU, batch 65,536; autograd saves 8 GiB in storages of 256 MiB. Each row is one budget:
-how much stays on the card (`keep`), is on its way out (`out`) or is fetched ahead (`ahead`), in storages. Plain and
+how many storages stay on the card, are on their way out, and lie on the card in the backward pass. Plain and
 torch's own ``save_on_cpu`` run beside it. `host` is the time that the CPU needed to enqueue the step, `hooks` the part
 of it inside the hooks; `waits` is how long the card's computing stream stood still for copies.
 """
@@ -31,18 +31,7 @@ from cuda_magic.memory.torch.parking.budget import Budget  # noqa: E402
 from cuda_magic.memory.torch.parking.copies import Copies  # noqa: E402
 
 GIB, ONE = 1 << 30, 256 << 20
-ROWS = (
-    (0, 2, 2),
-    (0, 1, 1),
-    (0, 1, 2),
-    (1, 1, 2),
-    (1, 1, 3),
-    (2, 1, 3),
-    (2, 1, 4),
-    (4, 1, 5),
-    (12, 1, 13),
-    (24, 1, 25),
-)
+ROWS = ((0, 2, 2), (1, 1, 2), (1, 1, 3), (1, 2, 3), (2, 1, 3), (2, 1, 4), (4, 1, 5), (12, 1, 13), (24, 1, 25))
 """Budgets: how many storages stay, are on their way out, and lie on the card in the backward pass."""
 RUNS = 5
 
@@ -50,12 +39,11 @@ RUNS = 5
 class Fixed(Budget):
     """A budget that does not learn."""
 
-    def __init__(self, keep: int, out: int, ahead: int) -> None:
-        super().__init__()
-        self.keep, self._out, self._ahead = keep * ONE, out * ONE, ahead * ONE
+    stays = window = ahead = 0
 
-    window = property(lambda self: self._out)
-    ahead = property(lambda self: self._ahead)
+    def __init__(self, stays: int, out: int, ahead: int) -> None:
+        super().__init__()
+        self.stays, self.window, self.ahead = stays * ONE, out * ONE, ahead * ONE
 
     def next_round(self) -> None:
         pass
@@ -223,8 +211,8 @@ def main() -> None:
         print(name, json.dumps(found[name]), flush=True)
 
     row(lambda: Budget(most=0), "as it starts")
-    for keep, out, ahead in ROWS:
-        row(lambda k=keep, o=out, a=ahead: Fixed(k, o, a), f"keep {keep}, out {out}, ahead {ahead}")
+    for stays, out, ahead in ROWS:
+        row(lambda s=stays, o=out, a=ahead: Fixed(s, o, a), f"stays {stays}, out {out}, ahead {ahead}")
     file = Path(sys.argv[1])
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found, indent=1) + "\n")
