@@ -240,3 +240,44 @@ def test_it_works_inside_backward():
         loss.backward()
     assert {p.op for p in rescue.problems} >= {"aten.mm.default"}
     assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), want, strict=True))
+
+
+def test_only_torchs_own_ops_that_change_nothing_are_repeatable():
+    """By name: collectives, also those whose schema says that they change nothing, higher-order ops, ops that write."""
+    retry = Retry(torch, None)
+    aten = torch.ops.aten
+    never = [
+        torch.ops._c10d_functional.all_reduce.default,  # functional: its schema changes nothing
+        torch.ops.c10d.allreduce_.default,
+        torch.ops.higher_order.cond,
+        aten.add_.Tensor,
+        aten.add.out,
+        aten._foreach_add_.List,
+        aten._fused_adamw_.default,
+        aten._cudnn_rnn.default,
+        aten.record_stream.default,
+    ]
+    assert [str(op) for op in never if retry.repeatable(op, ())] == []
+    always_ = [aten.add.Tensor, aten._foreach_add.List, aten.native_dropout.default, aten.convolution.default]
+    assert all(retry.repeatable(op, ()) for op in always_)
+    assert retry.repeatable(aten.add.Tensor, (torch.Tensor, torch.nn.Parameter))
+    assert not retry.repeatable(aten.add.Tensor, (type("Mine", (torch.Tensor,), {}),))
+
+
+def test_every_op_that_draws_random_numbers_says_so():
+    """The generators go back where the op has the tag: in this torch no repeatable op draws numbers without it."""
+    retry, words = Retry(torch, None), {"generator", "dropout_p", "dropout"}
+    untagged = []
+    for schema in torch._C._jit_get_all_schemas():
+        space, _, name = schema.name.partition("::")
+        if space != "aten" or name.endswith("_backward") or not words & {a.name for a in schema.arguments}:
+            continue
+        try:
+            op = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
+            full = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+            composite = torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd")
+        except (AttributeError, RuntimeError):
+            continue  # no op of the dispatcher's
+        if not composite and retry.repeatable(op, ()) and torch.Tag.nondeterministic_seeded not in op.tags:
+            untagged.append(str(op))
+    assert [name for name in untagged if "quantized_" not in name] == []  # those drop nothing out

@@ -237,6 +237,34 @@ def test_one_op_larger_than_the_card_is_told(cells, card):
     assert not cells.report.calls
 
 
+class FullCard(CardMode):
+    """In-place additions need memory of their own, and find none while more than 200 MiB are in use."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.add_.Tensor and self.count.used() > 200 * MIB:
+            self.count.out(100 * MIB)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("code", ["torch.ones(1).add_(a[0])", "own(a)"])
+def test_what_may_not_be_repeated_falls_back_to_the_statement(cells, card, code):
+    """An op in place, and a function that raises the error itself: the ladder, and the statement again."""
+    cells.plain(
+        "a = torch.ones(16 * MIB)\n"
+        "def own(x):\n"
+        "    if card.used() > 200 * MIB: card.out(100 * MIB)\n"
+        "    return x[0] + 1\n"
+    )
+    cells.plain("Cycle(150 * MIB) and None")
+    with FullCard(card):
+        error = cells.guard(f"r = {code}", retry_at_call=True, without=("page",))
+    assert error is None
+    assert float(cells.names["r"]) == 2
+    assert cells.report.attempts == 2
+    assert cells.report.calls == ()
+    assert cells.rung("collect").state == "ran"
+
+
 def test_retry_can_be_left_out(cells, card):
     """--without retry: no op is watched, even with --retry-at-call."""
     error = cells.guard("Cycle(200 * MIB)\nCycle(200 * MIB)", retry_at_call=True, without=("retry", "page"), retries=0)
