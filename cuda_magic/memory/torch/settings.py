@@ -30,11 +30,11 @@ def rules_of(found: Mapping[str, Any]) -> Rules:
     """The same from ``allocator_settings`` of torch's snapshot.
 
     Two settings do not stand there: max_non_split_rounding_mb and large_segment_size_mb (torch 2.11) are read from the
-    text of the configuration.
+    text of the configuration, which is the one that was given last.
     """
     split = int(found.get("max_split_size", -1))
     written = {}
-    for option in _options(str(found.get("PYTORCH_CUDA_ALLOC_CONF", "") or "")):
+    for option in _options(_written(found)):
         name, _, value = option.partition(":")
         if value.strip().isdigit():
             written[name.strip()] = int(value) * MIB
@@ -57,7 +57,14 @@ def expandable(torch: Any) -> bool | None:
 
 
 def _set(torch: Any, text: str) -> None:
-    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # since torch 2.10; merges
+    """Make `text` the allocator's configuration.
+
+    Expandable segments, large_segment_size_mb and those of pinned memory keep their value where `text` does not name
+    them. What else it does not name goes back to its default, on every release: up to torch 2.9
+    c10/cuda/CUDAAllocatorConfig.cpp, since 2.10 c10/core/AllocatorConfig.cpp (seen on an H200 with torch 2.11). So the
+    whole configuration is given each time.
+    """
+    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # since torch 2.10
     if newer is not None:
         newer(text)
     else:
@@ -67,10 +74,6 @@ def _set(torch: Any, text: str) -> None:
 @contextmanager
 def with_expandable(torch: Any) -> Iterator[None]:
     """Expandable segments for what is allocated inside, the other options as they were.
-
-    Up to torch 2.9 setting one option puts the others back to their defaults, so the whole configuration is given
-    again; from 2.10 on options merge. On an H200 with torch 2.11 the allocator's answer still differed in something
-    afterwards: not explained yet, `tests/gpu/test_spill_gpu.py` names what.
 
     Raises
     ------
@@ -83,18 +86,29 @@ def with_expandable(torch: Any) -> Iterator[None]:
     if before["expandable_segments"]:
         yield
         return
-    written = str(before.get("PYTORCH_CUDA_ALLOC_CONF", "") or "")
-    kept = ",".join(o for o in _options(written) if not o.strip().startswith("expandable_segments"))
-    merges = hasattr(torch._C, "_accelerator_setAllocatorSettings")
-    base = "" if merges or not kept else kept + ","
-    _set(torch, f"{base}expandable_segments:True")
-    if not expandable(torch):
-        _set(torch, f"{base}expandable_segments:False")
-        raise Refused("expandable segments are not supported on this platform")
+    written = _written(before)
+    ours = _switched(written, True)
     try:
+        _set(torch, ours)
+        if not expandable(torch):
+            raise Refused("expandable segments are not supported on this platform")
         yield
     finally:
-        _set(torch, f"{base}expandable_segments:False")
+        now = _written(live(torch))
+        written = written if now == ours else now  # set by the statement itself: that stands
+        _set(torch, _switched(written, False))
+        _set(torch, written)  # the text that the allocator tells is the user's own again
+
+
+def _written(found: Mapping[str, Any]) -> str:
+    """The configuration that was given last."""
+    return str(found.get("PYTORCH_CUDA_ALLOC_CONF", "") or "")
+
+
+def _switched(text: str, on: bool) -> str:
+    """The configuration with expandable segments on or off."""
+    kept = [o for o in _options(text) if o.partition(":")[0].strip() != "expandable_segments"]
+    return ",".join([*kept, f"expandable_segments:{on}"])
 
 
 def _options(text: str) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 from ....errors import Refused
 from ....render.units import bytes_text
 from ... import host
+from .lane import tight
 from .slab import HUGE, Hole, Slab
 
 __all__ = ["Arena", "Buffer", "NoHostMemory", "existing", "shared"]
@@ -57,7 +58,7 @@ class Arena:
     torch
         The imported torch.
     pin
-        Whether to pin; None: where CUDA has started.
+        Whether to pin; None: where CUDA has started and no card is so full that pinning might fail for that.
     limit
         Most bytes to hold; None: what the host can give, less what it keeps for itself.
 
@@ -172,12 +173,15 @@ class Arena:
             free = bytes_text(self.free + growth)
             raise NoHostMemory(f"the host can give {free}, {bytes_text(size)} more is needed")
         wanted = max(least, min(LARGEST, max(FIRST, self.held)))
-        pin = self._torch.cuda.is_initialized() if self._pin is None else self._pin
+        started = self._pin is None and self._torch.cuda.is_initialized()
+        makeshift = started and tight(self._torch)
+        pin = started and not makeshift if self._pin is None else self._pin
         try:
             slab = Slab(self._torch, min(wanted, growth // HUGE * HUGE), pin)
         except (OSError, MemoryError, RuntimeError, ValueError, OverflowError) as error:
             reason = str(error).split("\n", 1)[0]
             raise NoHostMemory(f"the host gave no {bytes_text(least)} ({type(error).__name__}: {reason})") from None
+        slab.makeshift = makeshift
         self._slabs.append(slab)
         return slab
 
@@ -186,6 +190,8 @@ class Arena:
         while self._given:
             buffer = self._given.popleft()
             _insert(buffer.slab.holes, Hole(buffer.offset, buffer.size, buffer.events))
+        # pinned memory takes the place of what was taken in need
+        self._slabs = [slab for slab in self._slabs if not (slab.makeshift and slab.unused)]
 
 
 def _insert(holes: list[Hole], new: Hole) -> None:

@@ -10,7 +10,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
-__all__ = ["CudaLane", "Lane", "PlainLane", "quiet"]
+__all__ = ["CudaLane", "Lane", "PlainLane", "quiet", "tight"]
+
+SPARE = 256 << 20
+"""Bytes that a card must have free for streams and page-locked memory: torch makes all its side streams at once."""
+
+
+def tight(torch: Any) -> bool:
+    """Whether a card of this process is so full that neither streams nor page-locked memory should be made."""
+    cuda = torch.cuda
+    used = (i for i in range(cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i))
+    return any(cuda.mem_get_info(i)[0] < SPARE for i in used)
 
 
 def quiet(torch: Any) -> AbstractContextManager[Any]:
@@ -77,12 +87,14 @@ class PlainLane:
 
 
 class CudaLane:
-    """Two streams beside the one that computes. Once ops were seen on another than that, the device is waited for."""
+    """Two streams beside the one that computes. Once ops were seen on another than that, the device is waited for.
+
+    While the card has no room for the two, the default stream stands in for them.
+    """
 
     def __init__(self, torch: Any, index: int) -> None:
         self.torch, self.index = torch, index
-        with torch.cuda.device(index):
-            self.leaving, self.coming = torch.cuda.Stream(index), torch.cuda.Stream(index)
+        self._sides: tuple[Any, Any] | None = None
         self._stream: int | None = None
         self.several = False
 
@@ -94,22 +106,31 @@ class CudaLane:
                 self.torch.cuda.synchronize(self.index)
             self._stream = stream
 
+    def _streams(self) -> tuple[Any, Any]:
+        """For what leaves and for what comes back."""
+        if self._sides is None:
+            cuda = self.torch.cuda
+            if tight(self.torch):
+                return (cuda.default_stream(self.index),) * 2
+            self._sides = cuda.Stream(self.index), cuda.Stream(self.index)
+        return self._sides
+
     def out(self, storage: Any, buffer: Any, nbytes: int) -> Any:
         cuda = self.torch.cuda
         with cuda.device(self.index):
             if self.several:
                 cuda.synchronize(self.index)
-            main = cuda.current_stream(self.index)
-            self.leaving.wait_stream(main)
+            main, (leaving, _) = cuda.current_stream(self.index), self._streams()
+            leaving.wait_stream(main)
             for event in buffer.events:
-                self.leaving.wait_event(event)
-            with cuda.stream(self.leaving):
+                leaving.wait_event(event)
+            with cuda.stream(leaving):
                 buffer.data.copy_(_bytes(self.torch, storage, nbytes), non_blocking=True)
-            done = self.leaving.record_event()
+            done = leaving.record_event()
             # the memory is given out again in the order of the stream it belongs to: that one, or the default one
             main.wait_event(done)
             cuda.default_stream(self.index).wait_event(done)
-            if self.several:
+            if self.several or self._sides is None:
                 done.synchronize()
         return done
 
@@ -117,6 +138,7 @@ class CudaLane:
         cuda = self.torch.cuda
         with cuda.device(self.index):
             main, home = cuda.current_stream(self.index), cuda.default_stream(self.index)
+            _, coming = self._streams()
             if main != home:  # its memory belongs to the default stream, as it did before
                 self.several = True
             if self.several:
@@ -124,13 +146,13 @@ class CudaLane:
             with cuda.stream(home):
                 storage.resize_(nbytes)  # raises where there is no room, and changes nothing
             try:
-                self.coming.wait_stream(home)
+                coming.wait_stream(home)
                 if left is not None:
-                    self.coming.wait_event(left)
-                with cuda.stream(self.coming):
+                    coming.wait_event(left)
+                with cuda.stream(coming):
                     _bytes(self.torch, storage, nbytes).copy_(buffer.data, non_blocking=True)
-                done = self.coming.record_event()
-                if self.several:
+                done = coming.record_event()
+                if self.several or self._sides is None:
                     done.synchronize()
             except BaseException:
                 storage.resize_(0)
@@ -141,5 +163,5 @@ class CudaLane:
         self.torch.cuda.current_stream(self.index).wait_event(event)
 
     def settle(self) -> None:
-        self.leaving.synchronize()
-        self.coming.synchronize()
+        for stream in self._sides or (self.torch.cuda.default_stream(self.index),):
+            stream.synchronize()

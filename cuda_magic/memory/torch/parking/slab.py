@@ -39,6 +39,8 @@ class Slab:
 
     def __init__(self, torch: Any, size: int, pin: bool) -> None:
         self.size, self.kind = size, "pageable"
+        self.makeshift = False
+        """Not pinned for lack of memory on a card: not kept when nothing uses it."""
         self.holes: list[Hole] = [Hole(0, size, ())]
         self.data = _mapped(torch, size)
         if not pin:
@@ -56,6 +58,10 @@ class Slab:
             self.kind = "pinned"
         except RuntimeError:
             _forget_error()  # copies are slower, and right
+
+    @property
+    def unused(self) -> bool:
+        return sum(hole.size for hole in self.holes) == self.size
 
 
 class Hole:

@@ -1,0 +1,153 @@
+"""Copies on a card that is nearly full: what needs memory of the card itself is put off."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from cuda_magic.memory.torch.parking import lane as lanes  # noqa: E402
+from cuda_magic.memory.torch.parking import slab  # noqa: E402
+from cuda_magic.memory.torch.parking.arena import Arena  # noqa: E402
+
+MIB = 1 << 20
+
+
+class Event:
+    """Of a stream that is always done."""
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        return
+
+
+class Stream:
+    """Made on a card with too little memory it fails, as cudaStreamCreate does."""
+
+    def __init__(self, cuda, needs=0):
+        if cuda.free < needs:
+            raise RuntimeError("CUDA error: out of memory")
+        self.log = []
+
+    def wait_stream(self, other):
+        self.log.append(("wait", other))
+
+    def wait_event(self, event):
+        self.log.append(("event", event))
+
+    def record_event(self):
+        return Event()
+
+    def synchronize(self):
+        self.log.append(("synchronize",))
+
+
+class Cuda:
+    """Two cards, one with a context, of which `free` bytes are left; its tensors lie on the CPU."""
+
+    def __init__(self, free):
+        self.free, self.made, self.registered = free, 0, 0
+        self.home = Stream(self)
+
+    def Stream(self, index):  # noqa: N802
+        self.made += 1
+        return Stream(self, lanes.SPARE)
+
+    def default_stream(self, index):
+        return self.home
+
+    current_stream = default_stream
+
+    def mem_get_info(self, index):
+        assert index == 0, "the other card has no context, and gets none"
+        return self.free, 1 << 40
+
+    def device_count(self):
+        return 2
+
+    def is_initialized(self):
+        return True
+
+    def device(self, index):
+        return contextlib.nullcontext()
+
+    stream = device
+
+    def cudart(self):
+        return self
+
+    def synchronize(self):
+        return
+
+    def cudaHostRegister(self, address, size, flags):  # noqa: N802
+        self.registered += 1
+        return 0
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        self.registered -= 1
+
+
+def made(free):
+    """A torch with such a card."""
+    cuda = Cuda(free)
+    core = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda index: index == 0)
+    names = {n: getattr(torch, n) for n in ("empty", "uint8", "frombuffer", "UntypedStorage")}
+    return types.SimpleNamespace(cuda=cuda, _C=core, **names)
+
+
+def test_on_a_full_card_the_default_stream_copies_and_nothing_is_pinned():
+    """Out and back with no stream made and no page registered; both as soon as there is room."""
+    fake = made(20 * MIB)
+    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=256 * MIB)
+    tensor = torch.arange(1000.0)
+    storage, want = tensor.untyped_storage(), tensor.clone()
+    buffer = arena.take(storage.nbytes())
+    assert (buffer.slab.kind, buffer.slab.makeshift) == ("pageable", True)
+    left = lane.out(storage, buffer, storage.nbytes())
+    storage.resize_(0)
+    lane.back(storage, buffer, 4000, left)
+    lane.settle()
+    assert torch.equal(tensor, want)
+    assert (fake.cuda.made, fake.cuda.registered) == (0, 0)
+    assert fake.cuda.home.log[-1] == ("synchronize",)
+    arena.give(buffer)
+    del buffer
+    assert (arena.free, arena.held) == (0, 0)  # it makes place for pinned memory
+    fake.cuda.free = 1 << 30
+    buffer = arena.take(4000)
+    left = lane.out(storage, buffer, 4000)
+    storage.resize_(0)
+    lane.back(storage, buffer, 4000, left)
+    lane.settle()
+    assert torch.equal(tensor, want)
+    assert (fake.cuda.made, fake.cuda.registered, buffer.slab.kind) == (2, 1, "registered")
+    arena.give(buffer)
+    assert arena.free == arena.held > 0  # pinned memory is kept
+
+
+def test_a_card_that_fills_up_while_parked_is_no_hindrance():
+    """The streams are there by then; a new slab is not pinned."""
+    fake = made(1 << 30)
+    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=512 * MIB)
+    tensor = torch.arange(1000.0)
+    storage = tensor.untyped_storage()
+    lane.out(storage, arena.take(4000), 4000)
+    fake.cuda.free = 0
+    lane.out(storage, arena.take(4000), 4000)
+    assert fake.cuda.made == 2
+    assert [s.kind for s in arena._slabs] == ["registered"]
+    assert arena.take(100 * MIB).slab.kind == "pageable"
+
+
+def test_a_slab_is_unused_when_its_holes_are_all_of_it():
+    """Whole again, or not yet touched."""
+    one = slab.Slab(torch, 2 * MIB, False)
+    assert one.unused
+    one.holes[0].size -= 4096
+    assert not one.unused
