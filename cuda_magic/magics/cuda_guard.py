@@ -58,7 +58,7 @@ SPEC = Spec(
         Option("--move-anyway", "move tensors although something may remember their addresses"),
         Option("--only", "use these rungs alone", "RUNG,...", {}, NAMES),
         Option("--without", "leave these rungs out", "RUNG,...", {}, NAMES),
-        Option("--park", "spill parks tensors on this other card and not on the host", "DEVICE"),
+        Option("--park", "tensors that make room wait on this other card and not on the host", "DEVICE"),
         Option("--reserve", "set this much aside, to serve only when the memory is full (0)", "SIZE"),
         Option("--report", "bind the report to this variable, on success too", "NAME"),
         Option("--quiet", "no line to stderr for each repeat"),
@@ -76,7 +76,7 @@ SPEC = Spec(
         ("%%cuda_guard --retry-at-call", "a training loop that goes on at the very operation that failed"),
         ("%%cuda_guard --only holders,collect,caches", "no more than what costs nothing"),
         ("%%cuda_guard --reserve 1GiB", "1 GiB more at the moment when it is needed, nothing repeated"),
-        ("%%cuda_guard --park cuda:1", "tensors that the statement does not use wait on the other card"),
+        ("%%cuda_guard --park cuda:1", "what has to make room waits on the other card"),
         ("%cuda_guard --all", "guard every following cell"),
     ),
 )
@@ -156,20 +156,22 @@ def _check_rungs(given: Any) -> None:
         raise UserError(
             "cuda_guard: --only and --without leave no rung." if only else "cuda_guard: --without leaves no rung."
         )
-    for option, rung, value in (
-        ("--wait", "wait", given.wait),
-        ("--shrink", "shrink", given.shrink),
-        ("--else", "else", given.otherwise),
-        ("--park", "spill", given.park),
-        ("--reserve", "reserve", given.reserve),
-        ("--retry-at-call", "retry", given.retry_at_call),
+    for option, value, *rungs in (
+        ("--wait", given.wait, "wait"),
+        ("--shrink", given.shrink, "shrink"),
+        ("--else", given.otherwise, "else"),
+        ("--park", given.park, "spill", "activations", "page"),
+        ("--reserve", given.reserve, "reserve"),
+        ("--retry-at-call", given.retry_at_call, "retry"),
     ):
         if not value:
             continue
-        if rung in without:
-            raise UserError(f"cuda_guard: {option} and --without {rung} contradict each other.")
-        if only and rung not in only:
-            raise UserError(f"cuda_guard: {option} needs {rung} in --only, as in --only {','.join((*only, rung))}.")
+        if not set(rungs) - set(without):
+            raise UserError(f"cuda_guard: {option} and --without {','.join(rungs)} contradict each other.")
+        if only and not set(rungs) & set(only):
+            said = " or ".join(filter(None, (", ".join(rungs[:-1]), rungs[-1])))
+            example = ",".join((*only, rungs[0]))
+            raise UserError(f"cuda_guard: {option} needs {said} in --only, as in --only {example}.")
     if given.park and given.no_move:
         raise UserError("cuda_guard: --park and --no-move contradict each other.")
 

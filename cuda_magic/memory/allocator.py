@@ -133,6 +133,8 @@ class Paged:
     """Out-of-memory errors on the way, all dealt with."""
     refused: str = ""
     """Why nothing could leave any more."""
+    place: str = "the host"
+    """Where it went."""
 
 
 class Ops(Protocol):
@@ -150,11 +152,16 @@ class Ops(Protocol):
         """Why nothing may be paged now, or an empty string."""
         ...
 
-    def start_paging(self, device: int, *, anyway: bool = False) -> int:
-        """Inside `at_call`: tensors leave from now on when an op finds no room; how many bytes may."""
+    def start_paging(self, device: int, *, anyway: bool = False, place: str | None = None) -> int:
+        """Inside `at_call`: tensors leave from now on when an op finds no room; how many bytes may.
+
+        `place` as for `Allocator.park`. Raises Refused where there is no such place.
+        """
         ...
 
-    def paging(self, device: int, *, anyway: bool = False) -> AbstractContextManager[None]: ...
+    def paging(
+        self, device: int, *, anyway: bool = False, place: str | None = None
+    ) -> AbstractContextManager[None]: ...
 
     def leave(self, device: int, nbytes: int) -> int:
         """Send tensors away until so many bytes are free; how many were."""
@@ -334,8 +341,8 @@ class Allocator(Protocol):
         """Why a failed attempt cannot be helped by moving what autograd saved; empty where it may. Keeps nothing."""
         ...
 
-    def activations(self, device: int, request: int) -> Any:
-        """Hooks, to be entered, that let what autograd saves wait on the host; None where there is no autograd.
+    def activations(self, device: int, request: int, place: str | None = None) -> Any:
+        """Hooks, to be entered, that let what autograd saves wait in `place`; None where there is no autograd.
 
         ``off()`` ends them, twice if need be; ``moved`` counts bytes ``out`` and ``in``, and errors ``ooms``;
         ``budget.keep`` is what may stay. `request` is the one that failed, in bytes.

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..errors import Refused
 from .classify import classify, judge
 from .ladder import attempt as try_rung
 from .rungs import load
@@ -97,7 +98,11 @@ class AtCall:
             if did:
                 return did, freed
         if self._may_page(device):
-            self.ops.start_paging(device, anyway=self.options.move_anyway)
+            try:
+                self.ops.start_paging(device, anyway=self.options.move_anyway, place=self.options.park)
+            except Refused as refused:
+                self._tell(f"nothing was paged at the call: {refused}")
+                return "", 0
             freed = self.ops.leave(device, amount)
         return ("page", freed) if freed else ("", 0)
 
@@ -126,9 +131,11 @@ class AtCall:
             return False  # what the user named comes before page, and only the ladder can do it
         refused = self.ops.page_refused(device, anyway=self.options.move_anyway)
         if refused:
-            note = f"nothing was paged at the call: {refused}"
-            self.notes += [] if note in self.notes else [note]
+            self._tell(f"nothing was paged at the call: {refused}")
         return not refused
+
+    def _tell(self, note: str) -> None:
+        self.notes += [] if note in self.notes else [note]
 
     def _note(self, op: str, requested: int | None, freed: int, seconds: float, how: str) -> None:
         old = self._found.get(op) or CallRescue(op, 0, None, 0, 0.0, ())

@@ -50,7 +50,7 @@ class GuardOptions:
     report: str | None = None
     quiet: bool = False
     park: str | None = None
-    """Another card, as in cuda:1, where spill parks; None: the host"""
+    """Another card, as in cuda:1, where spill, activations and page let tensors wait; None: the host"""
     reserve: int = 0
     """Bytes of --reserve"""
     retry_at_call: bool = False

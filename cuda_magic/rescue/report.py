@@ -134,7 +134,7 @@ class Report(Result):
             found.append(Table(headers, rows, frozenset({1, 2, 3}), "Went on at the call; nothing else was repeated"))
         if self.paged is not None:
             p = self.paged
-            text = f"Paged: {bytes_text(p.out_bytes)} to the host, {bytes_text(p.in_bytes)} back"
+            text = f"Paged: {bytes_text(p.out_bytes)} to {p.place}, {bytes_text(p.in_bytes)} back"
             text += f"; {p.ahead} of {p.ahead + p.named} times ahead of its use." if p.ahead + p.named else "."
             found.append(Text(text + (f" It ended, since {p.refused}." if p.refused else "")))
         return found

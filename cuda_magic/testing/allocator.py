@@ -281,7 +281,7 @@ class PracticeAllocator:
     def recorded(self, error: BaseException) -> str:
         return "the practice GPU has no autograd"
 
-    def activations(self, device: int, request: int) -> Any:
+    def activations(self, device: int, request: int, place: str | None = None) -> Any:
         return None
 
     # -- settings

@@ -37,7 +37,7 @@ class Parking:
     def room(self, place: str | None) -> int:
         """Bytes that the host can take."""
         if place is not None:
-            raise Refused("practice cards park on the host only")
+            raise Refused("--park: practice cards park on the host only")
         return HOST - self.nbytes
 
     @property

@@ -19,6 +19,7 @@ from ..errors import Refused
 from ..machine import RealMachine, use
 from ..memory.allocator import Segment, Stats
 from ..memory.torch.caching import TorchAllocator
+from ..memory.torch.parking import neighbour
 from ..memory.torch.parking.activations import Activations
 from ..memory.torch.parking.arena import Arena, Buffer
 from ..memory.torch.parking.budget import Budget
@@ -215,9 +216,9 @@ class _CpuAllocator(TorchAllocator):
             kind="cpu",
         )
 
-    def activations(self, device: int, request: int) -> Activations:
-        cap = self.count.cap
-        return Activations(self.torch, _Copies(self.count), self.arena, Budget(request, cap))
+    def activations(self, device: int, request: int, place: str | None = None) -> Activations:
+        cap, where = self.count.cap, self.arena if place is None else neighbour.place(self.torch, place, device)
+        return Activations(self.torch, _Copies(self.count), where, Budget(request, cap))
 
     def settle(self, ended: bool = False) -> int:
         return self.session.settle(ended=ended)

@@ -34,6 +34,12 @@ MISTAKES = {
         "cuda_guard: --retry-at-call and --without retry contradict each other."
     ),
     "%%cuda_guard --wait 5 --only holders\n1": "cuda_guard: --wait needs wait in --only, as in --only holders,wait.",
+    "%%cuda_guard --park cuda:1 --only holders\n1": (
+        "cuda_guard: --park needs spill, activations or page in --only, as in --only holders,spill."
+    ),
+    "%%cuda_guard --park cuda:1 --without spill,page,activations\n1": (
+        "cuda_guard: --park and --without spill,activations,page contradict each other."
+    ),
     "%%cuda_guard --only holders --without holders\n1": "cuda_guard: --only and --without leave no rung.",
     "%%cuda_guard --park cuda:1 --no-move\n1": "cuda_guard: --park and --no-move contradict each other.",
     "%%cuda_guard --report out\nout = 1": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 
 import pytest
@@ -10,6 +11,13 @@ from cuda_magic.errors import Refused
 from cuda_magic.memory.torch.parking.neighbour import Neighbour, place
 
 GIB = 1 << 30
+QUIET = {
+    "no_grad": contextlib.nullcontext,
+    "_C": types.SimpleNamespace(DisableTorchFunctionSubclass=contextlib.nullcontext),
+    "utils": types.SimpleNamespace(
+        _python_dispatch=types.SimpleNamespace(_disable_current_modes=contextlib.nullcontext)
+    ),
+}
 
 
 class Full(RuntimeError):
@@ -30,8 +38,10 @@ def fake(free=8 * GIB, cached=0, cards=2, broken=False):
         memory_reserved=lambda index: cached + GIB,
         memory_allocated=lambda index: GIB,
         OutOfMemoryError=Full,
+        default_stream=lambda index: f"the stream of {index}",
+        stream=lambda stream: contextlib.nullcontext(),
     )
-    return types.SimpleNamespace(cuda=cuda, empty=empty, uint8="uint8")
+    return types.SimpleNamespace(cuda=cuda, empty=empty, uint8="uint8", **QUIET)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +69,7 @@ def test_a_buffer_lies_on_that_card_and_is_given_back():
     there = place(fake(), "cuda:1", full=0)
     buffer = there.take(GIB)
     assert (buffer.data.device, buffer.data.nbytes, buffer.events) == ("cuda:1", GIB, ())
+    assert buffer.home == "the stream of 1"
     there.give(buffer)
     assert buffer.data is None
 

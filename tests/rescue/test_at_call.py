@@ -183,6 +183,39 @@ def test_the_rung_page_lets_a_statement_run(cells, card):
     assert not cells.allocator.session.on
 
 
+@pytest.mark.parametrize("at_call", [True, False], ids=["at the call", "the rung"])
+def test_what_is_paged_waits_on_the_card_that_is_named(cells, card, monkeypatch, at_call):
+    """--park: the other card holds it and the host nothing, the report says so, and only for this cell."""
+    from cuda_magic.memory.torch.parking import control
+    from cuda_magic.memory.torch.parking.arena import Arena
+
+    there, named = Arena(torch, pin=False, limit=1 << 30), []
+    monkeypatch.setattr(control.neighbour, "place", lambda *named_as: named.append(named_as[1:]) or there)
+    host = cells.allocator.session.store._place()
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    cells.plain("def f():\n    a = torch.arange(16.0 * MIB); b = a * 2\n    return float(b[7] + sum(t[0] for t in ts))")
+    assert cells.guard("r = f()", retry_at_call=at_call, park="cuda:1") is None
+    assert (cells.names["r"], named) == (14.0 + 21, [("cuda:1", 0)])
+    assert there.held > 0 == host.held
+    assert cells.report.paged.place == "cuda:1"
+    assert "to cuda:1" in str(cells.report)
+    assert cells.guard("r = f()", retry_at_call=at_call) is None
+    assert host.held > 0
+    assert cells.report.paged.place == "the host"
+
+
+def test_a_card_that_is_not_there_pages_nothing(cells, card):
+    """At the call and by the rung: one sentence, and nothing goes to the host in its stead."""
+    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    cells.plain("def f():\n    a = torch.arange(16.0 * MIB); b = a * 2\n    return float(b[7] + sum(t[0] for t in ts))")
+    assert cells.guard("r = f()", retry_at_call=True, park="cuda:7") is not None
+    assert any("nothing was paged at the call: --park: there is no cuda:7" in note for note in cells.report.notes)
+    assert cells.guard("r = f()", only=("page",), park="cuda:7") is not None
+    assert "--park: there is no cuda:7" in cells.rung("page").reason
+    assert cells.allocator.session.store._place().held == 0
+    assert not cells.allocator.session.on
+
+
 def test_what_stays_parked_is_named_and_comes_back_later(cells, card):
     """The cell's own result fills the card: a note and a line name what stays; a later cell has it back."""
     cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")

@@ -227,12 +227,12 @@ class TorchAllocator:
     def recorded(self, error: BaseException) -> str:
         return recorded.reason(self.torch, error)
 
-    def activations(self, device: int, request: int) -> Any:
+    def activations(self, device: int, request: int, place: str | None = None) -> Any:
         limit, memory = self.memory_limit(device), self.driver_memory(device)
         if memory is None:
             return None
         free = memory[0] + self.stats(device).reserved
-        return parking.hooks(self.torch, device, request, free if limit is None else min(limit, free))
+        return parking.hooks(self.torch, device, request, free if limit is None else min(limit, free), place)
 
     # -- settings
     def expandable(self) -> bool | None:

@@ -49,7 +49,7 @@ class _Page:
         ops = s.allocator.ops()
         assert ops is not None
         try:
-            s.enter(ops.paging(s.device, anyway=s.options.move_anyway))
+            s.enter(ops.paging(s.device, anyway=s.options.move_anyway, place=s.options.park))
         except (CudaMagicError, RuntimeError) as error:
             return Did("failed", str(error).split("\n", 1)[0])
         return Did("on", repeat=True)

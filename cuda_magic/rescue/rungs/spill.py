@@ -121,7 +121,7 @@ class _Spill:
         try:
             there = s.allocator.park_room(s.device, s.options.park)
         except Refused as refused:
-            return Did("failed", f"--park: {refused}")
+            return Did("failed", str(refused))
         if s.fault.torch_allocator and s.request is not None:
             # where enough is free in pieces, one piece of the request's size is what is missing
             missing = max(s.need or 0, block_size(s.request)) - room.total

@@ -11,17 +11,18 @@ if TYPE_CHECKING:
 __all__ = ["hooks", "release", "saving", "session_if_any"]
 
 
-def hooks(torch: Any, device: int, request: int, limit: int) -> Any:
-    """Hooks, to be entered, that let what autograd saves on `device` wait on the host.
+def hooks(torch: Any, device: int, request: int, limit: int, place: str | None = None) -> Any:
+    """Hooks, to be entered, that let what autograd saves on `device` wait on the host, or in `place`.
 
     `request` is the one that failed, `limit` what this process may have on the card, both in bytes.
 
     Raises
     ------
     Refused
-        If this torch lacks what it takes (seen in torch 2.11 and 2.13).
+        If this torch lacks what it takes (seen in torch 2.11 and 2.13), or there is no such place.
     """
     from ....errors import Refused
+    from . import neighbour
     from .activations import Activations
     from .arena import shared
     from .budget import Budget
@@ -32,7 +33,8 @@ def hooks(torch: Any, device: int, request: int, limit: int) -> Any:
         _ = torch._C._storage_Use_Count, torch.UntypedStorage._new_with_weak_ptr
     except (AttributeError, TypeError):
         raise Refused(f"torch {torch.__version__} does not tell enough of what autograd saves") from None
-    return Activations(torch, Copies(torch, device, limit), shared(torch), Budget(request, limit))
+    where = shared(torch) if place is None else neighbour.place(torch, place, device)
+    return Activations(torch, Copies(torch, device, limit), where, Budget(request, limit))
 
 
 def saving() -> bool:

@@ -12,8 +12,9 @@ from collections import Counter, deque
 from types import TracebackType
 from typing import Any
 
-from .arena import Arena, NoHostMemory
+from ....errors import Refused
 from .budget import Budget
+from .parked import Place
 from .saved import Kept, Parts, Record, Token, check_version
 
 __all__ = ["Activations"]
@@ -37,7 +38,7 @@ class Activations:
         The imported torch.
     copies
         The streams of the card.
-    arena
+    place
         Where the contents wait. When it is full, what is saved stays on the card.
     budget
         How much may stay on the card anyway.
@@ -45,8 +46,8 @@ class Activations:
         Smallest storage that leaves, in bytes.
     """
 
-    def __init__(self, torch: Any, copies: Any, arena: Arena, budget: Budget, least: int = LEAST) -> None:
-        self._torch, self._copies, self._arena, self.budget, self._least = torch, copies, arena, budget, least
+    def __init__(self, torch: Any, copies: Any, place: Place, budget: Budget, least: int = LEAST) -> None:
+        self._torch, self._copies, self._place, self.budget, self._least = torch, copies, place, budget, least
         self.weak = torch.multiprocessing.reductions.StorageWeakRef
         self.active = False
         self.moved: Counter[str] = Counter()
@@ -193,10 +194,10 @@ class Activations:
 
     def _out(self, record: Record) -> None:
         try:
-            buffer = self._arena.take(record.nbytes)
+            buffer = self._place.take(record.nbytes)
             source = self._bytes_of(record.gpu.untyped_storage(), record.nbytes)
             record.out = self._copies.out(source, buffer, record.packed)
-        except (NoHostMemory, RuntimeError):
+        except (Refused, RuntimeError):
             self._full = True  # it stays where it is; a buffer that was taken is lost until the arena's release
             return
         record.host, record.place = buffer, "leaving"
@@ -333,7 +334,7 @@ class Activations:
         if parts.back is not None:
             self._bytes["back"] -= parts.size
         if parts.host is not None:
-            self._arena.give(parts.host, (parts.came or parts.out,))
+            self._place.give(parts.host, (parts.came or parts.out,))
 
 
 IN_FORCE: weakref.WeakSet[Activations] = weakref.WeakSet()

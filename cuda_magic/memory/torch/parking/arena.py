@@ -39,15 +39,15 @@ class Buffer:
     """A piece of the arena. `data` is a tensor of exactly the bytes asked for.
 
     `events` are those of copies that used this memory before: a copy into it waits for them, on its own stream.
-    `slow` says that the memory is not pinned, so that copies block.
+    `home` is the stream of the device that the memory lies on, which the host has none of.
     """
 
-    __slots__ = ("__weakref__", "data", "events", "offset", "size", "slab", "slow")
+    __slots__ = ("__weakref__", "data", "events", "offset", "size", "slab")
+    home = None
 
     def __init__(self, slab: Slab, offset: int, size: int, nbytes: int, events: tuple[Any, ...]) -> None:
         self.slab, self.offset, self.size, self.events = slab, offset, size, events
         self.data = slab.data[offset : offset + nbytes]
-        self.slow = slab.kind == "pageable"
 
 
 class Arena:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...allocator import Paged
 from .. import changes, safety, scan
+from . import neighbour
 from .operands import storages
 from .pager import Figures, Pager
 from .retry import Problem, Rescue, Retry
@@ -106,10 +107,18 @@ class Control:
             return "CUDA is not started"
         return safety.refusals(self.torch, device, doing=safety.PARK, anyway=anyway)
 
-    def start_paging(self, device: int, *, anyway: bool = False) -> int:
-        """From now on storages of `device` leave when an op finds no room; how many bytes may. Inside `at_call`."""
+    def start_paging(self, device: int, *, anyway: bool = False, place: str | None = None) -> int:
+        """From now on storages of `device` leave when an op finds no room; how many bytes may. Inside `at_call`.
+
+        Raises
+        ------
+        Refused
+            If there is no `place` of that name.
+        """
+        there = None if place is None else neighbour.place(self.torch, place, device)
         stop = (lambda: "") if anyway else self._stop
         found = self.session
+        found.store.elsewhere, found.place = there, place or "the host"
         index = None if self._kind == "cpu" else device
         pager = Pager(found.store, (self._kind, index), self._figures(device), stop=stop, **self._options())
         pager.follow(self._candidates(device, anyway))
@@ -124,10 +133,10 @@ class Control:
         return f"{found[0]} was loaded and may reach a tensor past torch's dispatcher" if found else ""
 
     @contextmanager
-    def paging(self, device: int, *, anyway: bool = False) -> Iterator[None]:
+    def paging(self, device: int, *, anyway: bool = False, place: str | None = None) -> Iterator[None]:
         """Paging for one statement, whoever repeats its ops."""
         with self.session.watched() as watcher:
-            self.start_paging(device, anyway=anyway)
+            self.start_paging(device, anyway=anyway, place=place)
             assert watcher.pager is not None
             if watcher.retry is None:
                 watcher.retry = Retry(self.torch, _Alone(self.torch, watcher.pager))
@@ -161,6 +170,7 @@ class Control:
             pager.ahead,
             pager.errors,
             pager.refused,
+            found.place,
         )
 
     # -- what stays

@@ -1,4 +1,4 @@
-"""Copies between a card and the host on two side streams, ordered by events alone: the CPU never waits.
+"""Copies between a card and the host, or another card, on two side streams, ordered by events: the CPU never waits.
 
 Why it is safe to use memory again:
 
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-
-from .arena import Buffer
 
 __all__ = ["Copies"]
 
@@ -51,18 +49,18 @@ class Copies:
             if event is not None:
                 stream.wait_event(event)
 
-    def out(self, source: Any, buffer: Buffer, after: Any) -> Any:
-        """Copy to the host once `after` has come; the event of its end."""
+    def out(self, source: Any, buffer: Any, after: Any) -> Any:
+        """Copy into `buffer` once `after` has come; the event of its end."""
         self.wait(self._out, (after, *buffer.events))
-        with self._torch.cuda.stream(self._out):
+        with self._torch.cuda.stream(buffer.home), self._torch.cuda.stream(self._out):
             buffer.data.copy_(source, non_blocking=True)
         return self._out.record_event()
 
-    def back(self, buffer: Buffer, target: Any, stream: Any, after: Any) -> Any:
+    def back(self, buffer: Any, target: Any, stream: Any, after: Any) -> Any:
         """Copy into `target`, just allocated on `stream`, once `after` has come; the event of its end."""
         self.wait(self._back, (stream.record_event(), after))
         try:
-            with self._torch.cuda.stream(self._back):
+            with self._torch.cuda.stream(buffer.home), self._torch.cuda.stream(self._back):
                 target.copy_(buffer.data, non_blocking=True)
             return self._back.record_event()
         except BaseException:

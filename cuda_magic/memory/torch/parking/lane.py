@@ -124,7 +124,7 @@ class CudaLane:
             leaving.wait_stream(main)
             for event in buffer.events:
                 leaving.wait_event(event)
-            with cuda.stream(leaving):
+            with cuda.stream(buffer.home), cuda.stream(leaving):
                 buffer.data.copy_(_bytes(self.torch, storage, nbytes), non_blocking=True)
             done = leaving.record_event()
             # the memory is given out again in the order of the stream it belongs to: that one, or the default one
@@ -149,7 +149,7 @@ class CudaLane:
                 coming.wait_stream(home)
                 if left is not None:
                     coming.wait_event(left)
-                with cuda.stream(coming):
+                with cuda.stream(buffer.home), cuda.stream(coming):
                     _bytes(self.torch, storage, nbytes).copy_(buffer.data, non_blocking=True)
                 done = coming.record_event()
                 if self.several or self._sides is None:

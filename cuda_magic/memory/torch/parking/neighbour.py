@@ -7,6 +7,7 @@ from typing import Any
 
 from ....errors import Refused
 from ....render.units import bytes_text
+from .lane import quiet
 
 __all__ = ["Neighbour", "place"]
 
@@ -15,12 +16,12 @@ KEPT = 20
 
 
 class _Buffer:
-    """Memory on the card. torch's own copies order the streams of both cards, so nothing is waited for here."""
+    """Memory on the card, of its stream `home`: while that is current, torch's own copies order it among the others."""
 
-    __slots__ = ("data", "events", "slow")
+    __slots__ = ("data", "events", "home")
 
-    def __init__(self, data: Any) -> None:
-        self.data, self.events, self.slow = data, (), False
+    def __init__(self, data: Any, home: Any) -> None:
+        self.data, self.events, self.home = data, (), home
 
 
 class Neighbour:
@@ -47,8 +48,11 @@ class Neighbour:
         room = self.room()
         if room < nbytes:
             raise Refused(f"cuda:{self.index} can take {bytes_text(room)}, {bytes_text(nbytes)} is needed")
+        home = self._torch.cuda.default_stream(self.index)
         try:
-            return _Buffer(self._torch.empty(nbytes, dtype=self._torch.uint8, device=f"cuda:{self.index}"))
+            with quiet(self._torch), self._torch.cuda.stream(home):
+                data = self._torch.empty(nbytes, dtype=self._torch.uint8, device=f"cuda:{self.index}")
+            return _Buffer(data, home)
         except self._torch.cuda.OutOfMemoryError:
             raise Refused(f"cuda:{self.index} has no {bytes_text(nbytes)} in one piece") from None
 
@@ -69,7 +73,7 @@ def place(torch: Any, name: str, full: int) -> Neighbour:
     count = torch.cuda.device_count()
     if index >= count:
         cards = "1 card, cuda:0" if count == 1 else f"{count} cards, cuda:0 to cuda:{count - 1}"
-        raise Refused(f"there is no {name}: this kernel sees {cards}")
+        raise Refused(f"--park: there is no {name}: this kernel sees {cards}")
     if index == full:
-        raise Refused(f"{name} is the card that is full")
+        raise Refused(f"--park: {name} is the card that is full")
     return Neighbour(torch, index)

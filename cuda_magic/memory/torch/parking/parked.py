@@ -110,6 +110,8 @@ class Store:
     ) -> None:
         self.torch = torch
         self._place, self._lane = place or self._arena, lane or self._cuda
+        self.elsewhere: Place | None = None
+        """Where what leaves from now on waits, if that was named."""
         self._lanes: dict[tuple[str, int | None], Lane] = {}
         self.lock = threading.RLock()
         self.away: dict[int, Entry] = {}
@@ -170,7 +172,7 @@ class Store:
             entry.nbytes = storage.nbytes()
         if not entry.clean:
             if entry.buffer is None:
-                entry.place = place or self._place()
+                entry.place = place or self.elsewhere or self._place()
                 entry.buffer = entry.place.take(entry.nbytes)
             lane = self.lane(entry.device)
             if entry.came is not None:

@@ -30,6 +30,8 @@ class Session:
         self._mode: Any = None
         self._thread: int | None = None
         self._depth = 0
+        self.place = "the host"
+        """Where what is paged waits, as a user says it."""
 
     @property
     def on(self) -> bool:
@@ -97,7 +99,7 @@ class Session:
             made.__exit__(None, None, None)
             WATCHED.discard(self._thread)
             self._doors.leave()
-            self.watcher.pager = self.watcher.retry = None
+            self.watcher.pager = self.watcher.retry = self.store.elsewhere = None
             for entry in list(self.store.followed.values()):
                 self.store.forget(entry)
 
