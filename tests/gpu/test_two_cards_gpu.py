@@ -67,3 +67,69 @@ def test_rates_beside_the_host():
     rows = child(code)
     record("park_rates", {k: {"bytes": n, "out_GBps": out, "back_GBps": back} for k, (n, out, back) in rows.items()})
     assert rows["cuda:1"][1] > rows["host"][1]
+
+
+def test_what_autograd_saves_waits_on_the_neighbour():
+    """A step of 8 GiB of activations: bitwise the plain numbers, on each place; seconds and peak beside the host."""
+    from record import record
+
+    code = (
+        "import torch, json, gc, time, contextlib\nfrom cuda_magic.memory.torch import parking\n"
+        "from cuda_magic.errors import Refused\nG = 2**30\n"
+        "torch.manual_seed(0); L, A = torch.nn.Linear, torch.nn.GELU\n"
+        "net = torch.nn.Sequential(*[m for _ in range(16) for m in (L(1024, 1024), A())]).cuda()\n"
+        "x = torch.randn(65536, 1024, device='cuda')\n"
+        "def step(hooks):\n"
+        "    net.zero_grad(set_to_none=True); gc.collect(); torch.cuda.empty_cache()\n"
+        "    torch.cuda.reset_peak_memory_stats(); torch.cuda.synchronize(); t = time.perf_counter()\n"
+        "    with hooks: loss = net(x).square().mean(); loss.backward()\n"
+        "    torch.cuda.synchronize(); t = time.perf_counter() - t; peak = torch.cuda.max_memory_allocated() / G\n"
+        "    return t, peak, [v.cpu() for v in (loss.detach(), *[p.grad for p in net.parameters()])]\n"
+        "step(contextlib.nullcontext()); plain = step(contextlib.nullcontext()); rows = {}\n"
+        "for place in ('cuda:1', None) * 3:\n"
+        "    hooks = parking.hooks(torch, 0, 0, torch.cuda.get_device_properties(0).total_memory, place)\n"
+        "    t, peak, found = step(hooks); out = hooks.moved['out']; del hooks; gc.collect()\n"
+        "    rows.setdefault(place or 'host', []).append([t, peak, out / G,\n"
+        "        all(torch.equal(a, b) for a, b in zip(found, plain[2]))])\n"
+        "rows['plain'] = [plain[:2]]; rows['left'] = torch.cuda.memory_allocated(1)\n"
+        "print(json.dumps(rows))"
+    )
+    rows = child(code)
+    print(rows)
+    record("park_activations", rows)
+    assert rows["left"] == 0
+    for place in ("cuda:1", "host"):
+        assert all(equal and out > 7 and peak < 4 for _, peak, out, equal in rows[place])
+    assert min(row[0] for row in rows["cuda:1"]) < min(row[0] for row in rows["host"])
+
+
+def test_pages_wait_on_the_neighbour(kernel):
+    """AdamW beyond the cap: bitwise the numbers of enough memory on each place; seconds beside the host."""
+    from record import record
+
+    kernel.ok(
+        "import time\n"
+        "def train(steps):\n    torch.manual_seed(0)\n"
+        "    m = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096, bias=False, device='cuda') for _ in range(12)])\n"
+        "    o = torch.optim.AdamW(m.parameters(), foreach=False); x = torch.randn(64, 4096, device='cuda')\n"
+        "    for _ in range(steps):\n        m(x).square().mean().backward(); o.step()\n"
+        "        o.zero_grad(set_to_none=True)\n    return [p.detach().cpu() for p in m.parameters()]\n"
+        "want = train(3); gc.collect(); torch.cuda.empty_cache(); cap(2.3)"
+    )
+    figures: dict[str, list] = {}
+    for where in ("cuda:1", "the host") * 2:
+        park = "" if where == "the host" else f"--park {where}"
+        report = kernel.guard(
+            "t0 = time.perf_counter()\nr = train(3)\nt0 = time.perf_counter() - t0", f"--retry-at-call {park}"
+        )
+        assert report["raised"] is None, report
+        assert report["paged"]["place"] == where
+        assert kernel.value("all(torch.equal(a, b) for a, b in zip(r, want))") == "True"
+        figures.setdefault(where, []).append([kernel.read("t0"), report["paged"]["in_bytes"] / GIB])
+        kernel.ok("del r; gc.collect(); torch.cuda.empty_cache()")
+    print(figures)
+    record("park_page", figures)
+    assert kernel.read("torch.cuda.memory_allocated(1)") == 0
+    assert kernel.guard("x = E(.1)", "--park cuda:9")["status"] == "ok"
+    report = kernel.guard("r = train(1)", "--retry-at-call --park cuda:9 --only page,retry")
+    assert any("there is no cuda:9" in note for note in report["notes"]), report["notes"]
