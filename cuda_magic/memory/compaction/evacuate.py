@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import bisect
 
-from .goal import OP_COST, Goal, place_all
+from .goal import OP_COST, Goal
 from .heap import Heap
 from .pieces import HOLE, LIVE, Space, Stretch
-from .rules import ROUND_LARGE
+from .rules import ROUND_LARGE, UNLIMITED
 from .slide import regions, slide
 
 __all__ = ["evacuate"]
@@ -25,7 +25,7 @@ def evacuate(heap: Heap, goal: Goal, close: bool = True) -> bool:
     slid = False
     used: set[Space] = set()
     units = _units(heap)
-    waste = _waste(units)
+    waste, least = _waste(units), _least(units)
     best = -1
     for turn in range(ROUNDS):
         if goal.reached(heap):
@@ -33,7 +33,7 @@ def evacuate(heap: Heap, goal: Goal, close: bool = True) -> bool:
         if not close and turn > 3 and heap.driver_free <= best:
             return False
         best = max(best, heap.driver_free)
-        emptied = _empty_segments(heap, goal, units, close)
+        emptied = _empty_segments(heap, goal, units, least, close)
         if emptied:
             heap.reopen()
             heap.release()
@@ -63,7 +63,7 @@ def evacuate(heap: Heap, goal: Goal, close: bool = True) -> bool:
                 heap.release()
         heap.release()
         units = _units(heap)
-        waste = _waste(units)
+        waste, least = _waste(units), _least(units)
     return goal.reached(heap)
 
 
@@ -83,14 +83,21 @@ def _waste(units: list[Stretch]) -> dict[Space, int]:
     return waste
 
 
-def _empty_segments(heap: Heap, goal: Goal, units: list[Stretch], close: bool) -> int:
-    """One round: move the live blocks of sparse segments away; gives the bytes of the segments emptied."""
-    rooms = {space: [size for size, _ in space.order] for space in heap.spaces.values()}
-    least = dict.fromkeys(rooms, 1 << 62)
+def _least(units: list[Stretch]) -> dict[Space, int]:
+    """No block in the segments of each pool needs less."""
+    least: dict[Space, int] = {}
     for stretch in units:
-        least[stretch.space] = min(least[stretch.space], stretch.least)
-    reach = {space: _reach(room, least[space]) for space, room in rooms.items()}
-    hopeful = {space for space, room in rooms.items() if room and room[-1] >= least[space]}
+        if stretch.least < least.get(stretch.space, UNLIMITED):
+            least[stretch.space] = stretch.least
+    return least
+
+
+def _empty_segments(heap: Heap, goal: Goal, units: list[Stretch], least: dict[Space, int], close: bool) -> int:
+    """One round: move the live blocks of sparse segments away; gives the bytes of the segments emptied."""
+    # sizes of the holes, ascending, that a block can go into
+    rooms = {space: space.sizes(need) for space, need in least.items()}
+    reach = {space: _reach(room) for space, room in rooms.items()}
+    hopeful = {space for space, room in rooms.items() if room}
     targets: set[Stretch] = set()
     emptied = 0
     for stretch in units:
@@ -108,11 +115,8 @@ def _empty_segments(heap: Heap, goal: Goal, units: list[Stretch], close: bool) -
         live = sorted((p for p in pieces if p.kind == LIVE), key=lambda p: -p.need)
         if live[0].need > room[-1]:
             continue
-        rest = list(room)
-        for piece in pieces:
-            if piece.kind == HOLE and piece.address in space.holes:
-                del rest[bisect.bisect_left(rest, piece.size)]
-        if place_all(space.rules, space.small, [p.need for p in live], rest):
+        own = [p.size for p in pieces if p.kind == HOLE and p.size >= least[space] and p.address in space.holes]
+        if not _take(space, [p.need for p in live], own, room, least[space]):
             continue
         heap.shut(stretch)
         for piece in live:
@@ -123,13 +127,10 @@ def _empty_segments(heap: Heap, goal: Goal, units: list[Stretch], close: bool) -
             targets.add(hole.stretch)
             heap.move(piece, hole)
         if not close:
-            stretch.closed = False
-            for hole in stretch.pieces():
-                space.add(hole)
-            rest = [size for size, _ in space.order]
-        rooms[space] = rest
-        reach[space] = _reach(rest, least[space])
-        if not rest or rest[-1] < least[space]:
+            heap.reopen()
+            room = rooms[space] = space.sizes(least[space])
+        reach[space] = _reach(room)
+        if not room:
             hopeful.discard(space)
         emptied += stretch.size
         if heap.driver_free + (emptied if close else 0) >= goal.driver:
@@ -137,7 +138,34 @@ def _empty_segments(heap: Heap, goal: Goal, units: list[Stretch], close: bool) -
     return emptied
 
 
-def _reach(room: list[int], least: int) -> int:
-    """What holes of the sizes `room` can hold at most, in blocks of `least` and above; worked out where few can."""
-    first = bisect.bisect_left(room, least)
-    return sum(room[first:]) if len(room) - first < FEW else 1 << 62
+def _take(space: Space, needs: list[int], own: list[int], room: list[int], least: int) -> bool:
+    """Whether blocks of `needs` (largest first) find places in `room` without the holes `own`; then those are used up.
+
+    What is left over of a hole stays in `room` where it is not below `least`.
+    """
+    rules = space.rules
+    gone, new = list(own), []
+    for size in own:
+        del room[bisect.bisect_left(room, size)]
+    for need in needs:
+        at = bisect.bisect_left(room, need)
+        if at == len(room) or not rules.takes(room[at], need):
+            break
+        size = room.pop(at)
+        gone.append(size)
+        rest = rules.rest(size, need, space.small)
+        if rest >= least:
+            bisect.insort(room, rest)
+            new.append(rest)
+    else:
+        return True
+    for size in gone:
+        bisect.insort(room, size)
+    for rest in new:
+        del room[bisect.bisect_left(room, rest)]
+    return False
+
+
+def _reach(room: list[int]) -> int:
+    """What holes of the sizes `room` can hold at most; worked out where they are few."""
+    return sum(room) if len(room) < FEW else UNLIMITED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 
 from .pieces import HOLE, LIVE, OPEN, Op, Piece, Space, Stretch
-from .rules import SMALL, SMALLEST, UNLIMITED, Rules
+from .rules import SMALL, UNLIMITED, Rules
 
 __all__ = ["Places"]
 
@@ -22,7 +22,7 @@ class Places:
         """Open a hole: its fillers go."""
         hole.stretch.space.discard(hole)
         self.ops.extend([Op("drop", a) for a in hole.fillers])
-        hole.fillers = []
+        hole.fillers = ()
         hole.loose = False
 
     def _place(self, hole: Piece, key: int, need: int) -> Piece | None:
@@ -51,12 +51,13 @@ class Places:
         """Hold all holes of a pool, once, before the first block moves in it."""
         if space.filled:
             return
-        least = 0 if self.rules.expandable else space.least
-        for _, address in space.order[bisect.bisect_left(space.order, (least, 0)) :]:
-            space.hole(address)
         space.filled = True
-        mine = [s for s in self.stretches if s.space is space and s.made]
-        self._hold(space, [hole for stretch in mine for hole in stretch.pieces() if hole.kind == HOLE])
+        first = 0 if self.rules.expandable else bisect.bisect_left(space.order, (space.least, 0))
+        ends = {s.address + s.size for s in self.stretches if s.expandable and s.space is space}
+        space.split, space.part = self._fill(space, space.order[first:], ends)
+        for hole in space.holes.values():
+            if isinstance(hole, Piece):
+                hole.fillers, hole.loose = space.fillers(hole.address, hole.size)
 
     def _close(self, opened: list[Piece]) -> None:
         """Fillers into what is open, merged with its neighbours; it becomes holes."""
@@ -82,44 +83,91 @@ class Places:
                 self._join(piece)
 
     def _hold(self, space: Space, holes: list[Piece]) -> None:
-        """The requests that fill open holes, in the order in which the allocator serves each from the place meant."""
-        rules, small, stream = space.rules, space.small, space.stream
+        """Fill open holes."""
+        rules = self.rules
         # with expandable segments off, what is free in older ones is passed over by the allocator
         holes = [h for h in holes if rules.expandable or not h.stretch.expandable]
-        least = 0 if rules.expandable else space.least
-        if least > SMALLEST:
+        if not rules.expandable:
             for hole in holes:
-                hole.loose = hole.size < least
+                hole.loose = hole.size < space.least
             holes = [h for h in holes if not h.loose]
+        ends = {h.stretch.address + h.stretch.size for h in holes if h.stretch.expandable}
+        split, part = self._fill(space, sorted((h.size, h.address) for h in holes), ends)
+        for hole in holes:
+            hole.fillers = split.get(hole.address, (hole.address,))
+            hole.loose = hole.address in part
+
+    def _fill(
+        self, space: Space, order: list[tuple[int, int]], ends: set[int]
+    ) -> tuple[dict[int, tuple[int, ...]], set[int]]:
+        """The requests that fill open holes, in the order in which the allocator serves each from the place meant.
+
+        Parameters
+        ----------
+        order
+            (size, address) of the holes, ascending.
+        ends
+            Where expandable stretches end: a hole there counts as large as it can become.
+
+        Returns
+        -------
+        tuple
+            The fillers of the holes that took other than one at their start; the holes of which a part took none.
+        """
+        rules, small, stream, ops = space.rules, space.small, space.stream, self.ops
         if not rules.rounds and not rules.expandable and rules.max_split == UNLIMITED:
-            # a request of exactly a hole's size goes there; the largest first, so that nothing larger is left to choose
-            exact = [h for h in holes if (h.size <= SMALL) == small]
-            for hole in sorted(exact, key=lambda h: (-h.size, h.address)):
-                hole.fillers.append(hole.address)
-                self.ops.append(Op("fill", hole.address, hole.size, 0, stream))
-            if len(exact) == len(holes):
-                return
-            holes = [h for h in holes if (h.size <= SMALL) != small]
-        owner = {hole.address: hole for hole in holes}
-        order = sorted((hole.size, hole.address) for hole in holes)
+            return self._fill_exactly(space, order)
+        split: dict[int, tuple[int, ...]] = {address: () for _, address in order}
+        part: set[int] = set()
+        owner = {address: address for _, address in order}
+        least = 0 if rules.expandable else space.least
         while order:
             size, address = order[-1]
             request = rules.request(size, small)
             if not request or size < least or not rules.takes(size, request):
                 order.pop()
-                owner[address].loose = True  # no block of this pool can be put there either
+                part.add(owner[address])  # no block of this pool can be put there either
                 continue
             at = bisect.bisect_left(order, (request, 0))
-            # the end of an expandable stretch counts as large as it can become: others are taken before it
-            inner = (i for i in range(at, len(order)) if not _grows(owner[order[i][1]], *order[i]))
-            size, address = order.pop(next(inner, at) if rules.expandable else at)
+            if ends:  # others are taken before the end of an expandable stretch
+                at = next((i for i in range(at, len(order)) if sum(order[i]) not in ends), at)
+            size, address = order.pop(at)
+            hole = owner[address]
+            split[hole] += (address,)
+            ops.append(Op("fill", address, request, 0, stream))
             rest = rules.rest(size, request, small)
-            hole = owner.pop(address)
-            hole.fillers.append(address)
-            self.ops.append(Op("fill", address, request, 0, stream))
             if rest:
                 owner[address + size - rest] = hole
                 bisect.insort(order, (rest, address + size - rest))
+        return split, part
+
+    def _fill_exactly(self, space: Space, order: list[tuple[int, int]]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
+        """The same where a request of a hole's size goes there: largest first, so that nothing larger is left over."""
+        at = bisect.bisect_left(order, (SMALL + 1, 0))
+        split: dict[int, tuple[int, ...]] = {}
+        if space.small:
+            # a request of this pool has 1 MiB at most; first that of each larger hole, then what is left of those
+            part: set[int] = set()
+            whole: list[int] = []
+            rests = []
+            for size, address in order[at:]:
+                rest = size % SMALL
+                last = address + size - rest
+                split[address] = tuple(range(address, last, SMALL))
+                whole += split[address]
+                if rest >= space.least:
+                    split[address] += (last,)
+                    rests.append((rest, last))
+                elif rest:
+                    part.add(address)
+            exact = [(SMALL, address) for address in whole]
+            exact += sorted(order[:at] + rests, reverse=True)
+        else:
+            part = {address for _, address in order[:at]}
+            split = dict.fromkeys(part, ())
+            exact = order[at:][::-1]
+        self.ops += [Op("fill", address, size, 0, space.stream) for size, address in exact]
+        return split, part
 
     def _join(self, hole: Piece) -> None:
         """A new hole and those beside it become one, which may be a target."""
@@ -147,7 +195,3 @@ class Places:
         piece.after = after.after
         if after.after is not None:
             after.after.before = piece
-
-
-def _grows(hole: Piece, size: int, address: int) -> bool:
-    return hole.stretch.expandable and hole.after is None and address + size == hole.end

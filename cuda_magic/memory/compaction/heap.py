@@ -8,6 +8,7 @@ over and what was vacated, so exactly one hole is ever open. A pool is filled wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from .filling import Places
@@ -35,13 +36,17 @@ class Heap(Places):
         self.parked: list[tuple[int, int, Space]] = []
         """(need, key, pool) of blocks that are on the host only."""
         self._arenas = 0
+        self._shut: list[Stretch] = []
 
     @classmethod
     def of(
         cls, segments: Iterable[Segment], storages: Iterable[Storage], driver_free: int, rules: Rules = DEFAULT
     ) -> Heap:
         """The model of the allocator's ordinary pools as they are."""
-        movable = {s.address: (s.key, s.nbytes) for s in storages if not s.reason}
+        if rules.rounds:
+            movable = {s.address: (s.key, s.nbytes, rules.block_size(s.nbytes)) for s in storages if not s.reason}
+        else:
+            movable = {s.address: (s.key, s.nbytes, (s.nbytes + 511) & -512) for s in storages if not s.reason}
         heap = cls(driver_free, rules)
         for segment in segments:
             if segment.pool_id != (0, 0):
@@ -51,18 +56,21 @@ class Heap(Places):
             heap.stretches.append(stretch)
             space.least = min(space.least, stretch.least)
         for space in heap.spaces.values():
-            space.order.sort()
+            # twice by a number is faster than once by pairs; they come in order of address
+            space.order.sort(key=itemgetter(1))
+            space.order.sort(key=itemgetter(0))
         return heap
 
     def space(self, stream: int, small: bool) -> Space:
-        key = (stream, small)
-        if key not in self.spaces:
-            self.spaces[key] = Space(stream, small, self.rules)
-        return self.spaces[key]
+        found = self.spaces.get((stream, small))
+        if found is None:
+            found = self.spaces[stream, small] = Space(stream, small, self.rules)
+        return found
 
     def bar(self, stretch: Stretch, low: int, high: int) -> None:
         """No targets between these addresses of `stretch`."""
         space = stretch.space
+        self._fill_all(space)
         for hole in [p for p in stretch.pieces() if p.kind == HOLE and low <= p.address < high]:
             space.discard(hole)
         space.barred = (low, high)
@@ -76,17 +84,19 @@ class Heap(Places):
 
     def shut(self, stretch: Stretch) -> None:
         """No targets in `stretch`, which is being emptied."""
+        self._fill_all(stretch.space)
         for hole in [p for p in stretch.pieces() if p.kind == HOLE]:
             stretch.space.discard(hole)
         stretch.closed = True
+        self._shut.append(stretch)
 
     def reopen(self) -> None:
         """Whatever was shut may hold targets again."""
-        for stretch in self.stretches:
-            if stretch.closed:
-                stretch.closed = False
-                for hole in [p for p in stretch.pieces() if p.kind == HOLE]:
-                    stretch.space.add(hole)
+        for stretch in self._shut:
+            stretch.closed = False
+            for hole in [p for p in stretch.pieces() if p.kind == HOLE]:
+                stretch.space.add(hole)
+        self._shut = []
 
     # -- changes, each with the real operations that it stands for
     def move(self, piece: Piece, hole: Piece) -> None:
@@ -134,10 +144,10 @@ class Heap(Places):
             stretch = Stretch(space, base, one, self.rules.expandable)
             self.stretches.append(stretch)
             stretch.first = hole = Piece(stretch, base, one, HOLE)
-            hole.fillers.append(base)
+            hole.fillers = (base,)
             self.ops.append(Op("arena", base, request, 0, space.stream))
             if one > request:
-                hole.fillers.append(base + request)
+                hole.fillers += (base + request,)
                 self.ops.append(Op("fill", base + request, one - request, 0, space.stream))
             space.add(hole)
             taken += one
@@ -167,21 +177,19 @@ class Heap(Places):
         """Give what only fillers hold back to the driver, by segments and pages; gives its bytes."""
         freed = 0
         ends: list[Piece] = []
-        kept = []
-        for stretch in self.stretches:
+        parts: list[Stretch] = []
+        for stretch in [s for s in self.stretches if s.expandable or not (s.blocks or s.fixed)]:
             if not stretch.blocks and not stretch.fixed:
                 if stretch.first is not None:
                     self._drop(stretch.first)
                 stretch.gone = True
                 freed += stretch.size
-            elif stretch.expandable and any(p.kind == HOLE and p.size >= self._page(p) for p in stretch.pieces()):
-                gone, parts = self._unmap(stretch, ends)
+            elif any(p.kind == HOLE and p.size >= self._page(p) for p in stretch.pieces()):
+                gone, rows = self._unmap(stretch, ends)
                 stretch.gone = True
                 freed += gone
-                kept += parts
-            else:
-                kept.append(stretch)
-        self.stretches = kept
+                parts += rows
+        self.stretches = [s for s in self.stretches if not s.gone] + parts
         if freed:
             self.ops.append(Op("empty"))
             self.driver_free += freed

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FIXED", "HOLE", "LIVE", "OPEN", "Movable", "Op", "Piece", "Space", "Stretch"]
 
-Movable = dict[int, tuple[int, int]]
-"""(key, bytes) of the storages that may be moved, by address."""
+Movable = dict[int, tuple[int, int, int]]
+"""(key, bytes, bytes of a block that serves as many) of the storages that may be moved, by address."""
 
 LIVE, FIXED, HOLE, OPEN = "live", "fixed", "hole", "open"
 
@@ -34,12 +34,25 @@ class Piece:
 
     __slots__ = ("address", "after", "before", "fillers", "key", "kind", "loose", "need", "size", "stretch")
 
-    def __init__(self, stretch: Stretch, address: int, size: int, kind: str) -> None:
-        self.stretch, self.address, self.size, self.kind = stretch, address, size, kind
-        self.key = self.need = 0
-        self.before: Piece | None = None
+    def __init__(  # noqa: PLR0917 - made by the thousand
+        self,
+        stretch: Stretch,
+        address: int,
+        size: int,
+        kind: str,
+        before: Piece | None = None,
+        key: int = 0,
+        need: int = 0,
+    ) -> None:
+        self.stretch = stretch
+        self.address = address
+        self.size = size
+        self.kind = kind
+        self.before = before
         self.after: Piece | None = None
-        self.fillers: list[int] = []
+        self.key = key
+        self.need = need
+        self.fillers: tuple[int, ...] = ()
         self.loose = False
         """Whether a part of a hole is not held, because no request has its size."""
 
@@ -82,18 +95,27 @@ class Stretch:
         """A segment as it is: its holes and sums now, its pieces later."""
         new = cls(space, segment.address, segment.size, segment.expandable)
         new._raw = (segment.blocks, movable)
+        holes, order = space.holes, space.order
         target = space.rules.expandable or not segment.expandable
-        needs = []
+        small, get = space.small, movable.get
+        live = blocks = fixed = 0
+        least = UNLIMITED
         for address, size, state, _ in segment.blocks:
-            if state != "free":
-                needs.append(_movable(movable, space, address, size, state)[1])
-            elif target:
-                space.holes[address] = new
-                space.order.append((size, address))
-        new.fixed = needs.count(0)
-        new.blocks, new.live = len(needs) - new.fixed, sum(needs)
-        if new.blocks:
-            new.least = min(filter(None, needs))
+            if state == "free":
+                if target:
+                    holes[address] = new
+                    order.append((size, address))
+                continue
+            found = get(address) if state == "live" else None
+            if found is None or found[1] > size or (found[2] <= SMALL) is not small:
+                fixed += 1
+                continue
+            need = found[2]
+            live += need
+            blocks += 1
+            if need < least:  # noqa: PLR1730 - the inner loop of planning
+                least = need
+        new.live, new.blocks, new.fixed, new.least = live, blocks, fixed, least
         return new
 
     @property
@@ -116,21 +138,27 @@ class Stretch:
         assert self._raw is not None
         (blocks, movable), self._raw = self._raw, None
         space = self.space
-        holes, unheld = space.holes, space.filled
+        holes, small, get = space.holes, space.small, movable.get
         last: Piece | None = None
         for address, size, state, _ in blocks:
-            piece = Piece(self, address, size, HOLE)
             if state == "free":
-                piece.loose = unheld
+                piece = Piece(self, address, size, HOLE, last)
                 if address in holes:
                     holes[address] = piece
+                    if space.filled:
+                        piece.fillers, piece.loose = space.fillers(address, size)
+                else:
+                    piece.loose = space.filled
             else:
-                piece.key, piece.need = _movable(movable, space, address, size, state)
-                piece.kind = LIVE if piece.need else FIXED
+                found = get(address) if state == "live" else None
+                if found is None or found[1] > size or (found[2] <= SMALL) is not small:
+                    piece = Piece(self, address, size, FIXED, last)
+                else:
+                    piece = Piece(self, address, size, LIVE, last, found[0], found[2])
             if last is None:
                 self._first = piece
             else:
-                last.after, piece.before = piece, last
+                last.after = piece
             last = piece
 
     def hold(self, need: int) -> None:
@@ -146,16 +174,6 @@ class Stretch:
             piece = piece.after
 
 
-def _movable(movable: Movable, space: Space, address: int, size: int, state: str) -> tuple[int, int]:
-    """(key, need) of a block that may be moved; (0, 0) of one that may not."""
-    found = movable.get(address) if state == "live" else None
-    if found is None:
-        return 0, 0
-    key, nbytes = found
-    need = (nbytes + 511) & -512 if not space.rules.divisions else space.rules.block_size(nbytes)
-    return (key, need) if nbytes <= size and (need <= SMALL) == space.small else (0, 0)
-
-
 class Space:
     """One pool: the small or the large one of a stream. Holes that may be targets stand in order of (size, address)."""
 
@@ -165,6 +183,10 @@ class Space:
         self.holes: dict[int, Piece | Stretch] = {}
         """By address; a stretch whose pieces were not looked at yet stands for its hole."""
         self.filled = False
+        self.split: dict[int, tuple[int, ...]] = {}
+        """Fillers, by the address of the hole, of those that took other than one when the pool was filled."""
+        self.part: set[int] = set()
+        """Addresses of holes of which a part took none."""
         self.least = UNLIMITED
         """No movable block of this pool needs less: a smaller hole need not be held."""
         self.barred = (0, 0)
@@ -183,12 +205,22 @@ class Space:
         if self.holes.pop(hole.address, None) is not None:
             del self.order[bisect.bisect_left(self.order, (hole.size, hole.address))]
 
+    def sizes(self, least: int) -> list[int]:
+        """Bytes of each hole of at least `least`, ascending."""
+        return [size for size, _ in self.order[bisect.bisect_left(self.order, (least, 0)) :]]
+
     def best(self, need: int) -> Piece | None:
         """The hole that a block of `need` bytes goes into: the smallest that is large enough."""
         at = bisect.bisect_left(self.order, (need, 0))
         if at == len(self.order) or not self.rules.takes(self.order[at][0], need):
             return None
         return self.hole(self.order[at][1])
+
+    def fillers(self, address: int, size: int) -> tuple[tuple[int, ...], bool]:
+        """(addresses of the fillers that the hole got when the pool was filled, whether a part of it got none)."""
+        if not self.rules.expandable and size < self.least:
+            return (), True
+        return self.split.get(address, (address,)), address in self.part
 
     def hole(self, address: int) -> Piece:
         """The hole at `address`, which may be a target."""

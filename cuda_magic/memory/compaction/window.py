@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from heapq import nsmallest
+from itertools import accumulate
 
 from .goal import OP_COST, Goal, place_all
 from .heap import Heap
@@ -22,27 +23,24 @@ def _windows(space: Space, heap: Heap, need: int) -> Iterator[tuple[int, int, Pi
     for stretch in heap.stretches:
         if stretch.space is not space or (stretch.expandable and not space.rules.expandable) or stretch.size < need:
             continue
-        end = stretch.first
-        total = live = fixed = 0
-        last = end
-        for piece in stretch.pieces():
-            while end is not None and total < need:
-                total += end.size
-                live += end.need + OP_COST if end.kind == LIVE else 0
-                fixed += end.kind == FIXED
-                last, end = end, end.after
-            if total < need:
+        pieces = list(stretch.pieces())
+        costs = [0, *accumulate([p.need + OP_COST if p.kind == LIVE else 0 for p in pieces])]
+        fixed = [0, *accumulate([p.kind == FIXED for p in pieces])]
+        ends = [p.address + p.size for p in pieces]
+        last = 0
+        for at, piece in enumerate(pieces):
+            wanted = piece.address + need
+            if ends[-1] < wanted:
                 break
-            if not fixed and last is not None:
-                yield live, piece.address, piece, last
-            total -= piece.size
-            live -= piece.need + OP_COST if piece.kind == LIVE else 0
-            fixed -= piece.kind == FIXED
+            while ends[last] < wanted:
+                last += 1
+            if fixed[at] == fixed[last + 1]:
+                yield costs[last + 1] - costs[at], piece.address, piece, pieces[last]
 
 
 def window(heap: Heap, goal: Goal) -> bool:
     space = goal.space(heap)
-    for _, _, first, last in nsmallest(WINDOWS, _windows(space, heap, goal.need), key=lambda w: w[:2]):
+    for _, _, first, last in nsmallest(WINDOWS, _windows(space, heap, goal.need)):
         # the holes beside it are part of it: what is vacated there becomes one with them
         low = first.before if first.before is not None and first.before.kind == HOLE else first
         high = last.after if last.after is not None and last.after.kind == HOLE else last
