@@ -1,0 +1,91 @@
+"""A figure on a page is that of its result file, rounded as it is written there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+GB, GIB = 1e9, 1 << 30
+
+
+def moments(d, rung=""):
+    """How many moments, and how many of them interrupted the cell, in all runs of a rung or of every one."""
+    found = [v for k, v in d.items() if k.startswith(f"interrupts_{rung}")]
+    return sum(v["moments"] for v in found), sum(v["ends"]["KeyboardInterrupt"] for v in found)
+
+
+def loop(d):
+    """Seconds of the steps of a loop, and how much stayed."""
+    return [*d["activations_loop"]["s"], d["activations_loop"]["kept_GiB"]]
+
+
+N = r"([\d.]+)"
+GUARD, RESCUES = "docs/guard.md", "docs/rescues.md"
+CLAIMS = [
+    # page, words with a group for each figure, result file, its figures in the same order
+    (GUARD, rf"\| plain \| {N} \| {N} GiB \|\n\| the rung", "activations",
+        lambda d: [d["activations_step"][k] for k in ("plain_s", "plain_peak_GiB")]),
+    (GUARD, rf"\| the rung \| {N} \(the first time {N}: .* \| {N} GiB", "activations",
+        lambda d: [d["activations_step"][k] for k in ("median_s", "first_s", "peak_GiB")]),
+    (GUARD, rf"save_on_cpu\(pin_memory=True\)` \| {N} \| {N} GiB", "activations",
+        lambda d: [d["activations_step"]["save_on_cpu_s"][-1], d["activations_step"]["save_on_cpu_peak_GiB"]]),
+    (GUARD, rf"{N} GiB went out and {N} GiB came back", "activations",
+        lambda d: [d["activations_step"][k] for k in ("out_GiB", "in_GiB")]),
+    (GUARD, rf"the steps took {N}, {N},\n?\s*{N}, {N}, {N} and {N} s, with up to {N} GiB kept", "activations", loop),
+    (GUARD, rf"took {N} us plain and {N} us watched \({N} us while paging\)", "page",
+        lambda d: [d["op_cost_us"][k] for k in ("plain", "retry at the call", "paging")]),
+    (GUARD, rf"\| host, first time .* \| {N} GB/s \| {N} GB/s", "spill",
+        lambda d: [d["spill_rates"]["first"][k] for k in ("out_GBps", "back_GBps")]),
+    (GUARD, rf"\| host, again \| {N} GB/s \| {N} GB/s", "spill",
+        lambda d: [d["spill_rates"]["again"][k] for k in ("out_GBps", "back_GBps")]),
+    (GUARD, rf"\| another card of the same machine \| {N} GB/s \| {N} GB/s", "two_cards",
+        lambda d: [d["park_rates"]["cuda:1"][k] for k in ("out_GBps", "back_GBps")]),
+    (GUARD, rf"{N} random heaps of ten kinds", "compaction", lambda d: [d["heaps"]]),
+    (GUARD, rf"took {N} s \(blocks of 1.5 MiB .*\n.*, {N} s \(two blocks .*, {N} s \(random sizes\) and {N} s",
+        "compaction",
+        lambda d: [
+            d["planning (benchmarks/compaction.py)"][k]["seconds"]
+            for k in ("strewn", "rounding", "random_sizes", "small")
+        ]),
+    (RESCUES, rf"{N} moments in guarded cells .* {N} of which interrupted", "interrupts", moments),
+    (RESCUES, rf"compact, activations and page {N} each, spill and the retry at the call {N} each",
+        "interrupts", lambda d: [moments(d, "compact")[0], moments(d, "spill")[0]]),
+    ("README.md", rf"64 engines of 8 devices cost the notebook's kernel about {N} ms of CPU time and the page {N} kB",
+        "cluster", lambda d: next([t["kernel_ms"], t["page_kB"]] for t in d["a tick"] if t["engines"] == 64)),
+]  # fmt: skip
+
+
+def agrees(written: str, value: float) -> bool:
+    """Whether `written` is `value`, rounded to its own digits."""
+    digits = len(written.partition(".")[2])
+    return abs(float(written) - value) <= 0.5 * 10**-digits * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("page", "words", "file", "figures"), CLAIMS, ids=[f"{c[0]}: {c[1][:40]}" for c in CLAIMS])
+def test_a_figure_on_a_page_is_that_of_its_result_file(page, words, file, figures):
+    """The sentence is there, and each of its figures is the measured one."""
+    found = re.search(words, (ROOT / page).read_text())
+    assert found, f"{page} no longer says: {words}"
+    measured = figures(json.loads((RESULTS / f"{file}.json").read_text()))
+    assert len(measured) == len(found.groups())
+    wrong = [(w, m) for w, m in zip(found.groups(), measured, strict=True) if not agrees(w, m)]
+    assert not wrong, f"{page} differs from {file}.json (written, measured): {wrong}"
+
+
+def test_every_result_file_says_what_it_was_measured_on():
+    """Card, driver and torch release; those that need no card name the machine."""
+    for path in RESULTS.glob("*.json"):
+        kept = json.loads(path.read_text())
+        names = kept.get("where", kept)
+        assert "machine" in names or "card" in names, path.name
+
+
+def test_every_result_file_is_explained():
+    """benchmarks/results/README.md tells where each file came from."""
+    text = (RESULTS / "README.md").read_text()
+    assert [p.name for p in RESULTS.iterdir() if p.name != "README.md" and f"`{p.name}`" not in text] == []
