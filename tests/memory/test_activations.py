@@ -560,7 +560,7 @@ def _hooks_on():
 
 
 def test_what_stays_grows_from_nothing_with_the_room_that_a_round_left():
-    """Half of what was free beyond the margin each round; less when it was tight; bounded where a bound is given."""
+    """Half of what was free beyond the margin, all of it after rounds alike; less when it was tight; a bound holds."""
     budget = Budget(request=100, limit=8000)
     assert budget.keep == 0
     budget.next_round()
@@ -577,6 +577,11 @@ def test_what_stays_grows_from_nothing_with_the_room_that_a_round_left():
     budget.seen(1000)
     budget.next_round()
     assert budget.keep == 450
+    for _ in range(2):
+        budget.saved(200)
+        budget.seen(2000)
+        budget.next_round()
+    assert budget.keep == 450 + 200 + 400
     bound = Budget(most=10)
     bound.seen(1 << 40)
     bound.next_round()

@@ -16,9 +16,10 @@ class Budget:
     never idle (measured on an H200), and the newest crosses it neither way.
 
     A round goes from the first tensor saved to the moment when none is left: one training step. In it the least free
-    memory is seen; what was free beyond a wide margin is used by the next round, half of it each time. An iteration
-    of a loop that has begun cannot be taken back, so the margin is wide: twice the largest storage and the request
-    that failed, and an eighth of the card for what is not seen between two looks.
+    memory is seen; what was free beyond a wide margin is used by the next round: half of it, and all of it after two
+    rounds that saved the same. An iteration of a loop that has begun cannot be taken back, so the margin is wide:
+    twice the largest storage and the request that failed, and an eighth of the card for what is not seen between two
+    looks.
 
     Parameters
     ----------
@@ -35,6 +36,8 @@ class Budget:
         self.largest = 0
         self._request, self._limit, self._most = request, limit, most
         self._low: int | None = None
+        self._round = self._before = 0
+        """Bytes saved in this round and in the one before."""
 
     @property
     def window(self) -> int:
@@ -58,6 +61,7 @@ class Budget:
     def saved(self, nbytes: int) -> None:
         """A storage of this size was saved."""
         self.largest = max(self.largest, nbytes)
+        self._round += nbytes
 
     def seen(self, free: int) -> None:
         """So much was free at a moment of this round."""
@@ -66,9 +70,14 @@ class Budget:
     def next_round(self) -> None:
         """All that was saved is gone: judge the round."""
         low, self._low = self._low, None
+        alike = self._round == self._before
+        self._round, self._before = 0, self._round
         if low is None:
             return
         spare = low - self.margin
-        self.keep = self.keep + spare // 2 if spare > 0 else self.keep // 2
+        if spare <= 0:
+            self.keep //= 2
+        else:
+            self.keep += spare if alike else spare // 2
         if self._most is not None:
             self.keep = min(self.keep, self._most)
