@@ -40,5 +40,6 @@ def nearest(word: str, known: Iterable[object]) -> str:
     """`` Did you mean 'X'?`` for the known word closest to `word`, or an empty string."""
     import difflib  # only for a mistake: loading stays light
 
-    match = difflib.get_close_matches(word, [k for k in known if isinstance(k, str)], n=1, cutoff=0.6)
+    names = [k for k in known if isinstance(k, str)]
+    match = [k for k in names if k.lower() == word.lower()] or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f" Did you mean {match[0]!r}?" if match else ""

@@ -78,6 +78,8 @@ def run(magics: Any, line: str, cell: str | None) -> Any:
     asked = [name for name in _ACTIONS if getattr(options, name)]
     if len(asked) > 1:
         raise UserError(f"gpu_mem: --{asked[0]} and --{asked[1]} are two questions; ask one at a time.")
+    if options.df and options.json:
+        raise UserError("gpu_mem: --df and --json are two forms of one answer; ask for one.")
     if options.nvtx:
         raise UserError("gpu_mem: --nvtx marks a cell; write %%gpu_mem --nvtx on the cell's first line.")
     if options.outputs and not options.free:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,10 +33,16 @@ class Option:
         return f"{self.flag} {self.metavar}".strip()
 
 
+_NEGATIVE = re.compile(r"-[0-9.]")
+
+
 class _Parser(argparse.ArgumentParser):
     magic = ""
     flags: Sequence[str] = ()
     usages: Mapping[str, str] = {}
+    """By flag; of those that take a value."""
+    words: Sequence[str] = ()
+    """Of the line that is being parsed."""
 
     def error(self, message: str) -> NoReturn:
         hint = ""
@@ -45,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
                 message = f"unknown option {wrong.split('=')[0]}."
                 hint = self._hint(wrong.split("=")[0])
             else:
-                message = f"takes no argument {wrong!r}"
+                message = f"takes no argument {wrong!r}{self._instead(wrong)}"
         elif message.startswith("argument "):
             flag, _, what = message.removeprefix("argument ").partition(": ")
             value = what.rpartition(" value: ")[2]
@@ -56,11 +63,20 @@ class _Parser(argparse.ArgumentParser):
             elif what.startswith("invalid int value: "):
                 message = f"{flag} takes a whole number, not {value}"
             elif what.startswith("invalid float value: "):
-                message = f"{flag} takes a number, not {value}"
+                unit = " of seconds" if self.usages.get(flag, "").endswith(("SECONDS", " S")) else ""
+                message = f"{flag} takes a number{unit}, not {value}"
         raise UserError(f"{self.magic}: {message.removesuffix('.')}.{hint}")
+
+    def _instead(self, wrong: str) -> str:
+        """How the option before a word that is one too many is written."""
+        before = list(self.words[: self.words.index(wrong)]) if wrong in self.words else []
+        flag = next((word.partition("=")[0] for word in reversed(before) if word.startswith("-")), "")
+        return f"; {flag} takes one, as in {self.usages[flag]}" if flag in self.usages else ""
 
     def _hint(self, wrong: str) -> str:
         """The option that was meant: the only one that begins so, else the nearest; else all."""
+        if wrong in ("-h", "--help"):
+            return f" %{self.magic}? shows all of them."
         begins = [flag for flag in self.flags if wrong.strip("-") and flag.startswith(wrong)]
         if len(begins) == 1:
             return f" Did you mean {begins[0]!r}?"
@@ -112,7 +128,7 @@ class Spec:
     def parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, add_help=False, allow_abbrev=False)
         parser.magic, parser.flags = self.name, self.flags
-        parser.usages = {option.flag: option.usage for option in self.options}
+        parser.usages = {option.flag: option.usage for option in self.options if option.metavar}
         for option in (*self.positionals, *self.options):
             arguments = dict(option.arguments)
             if option.metavar and "action" not in arguments and option.flag.startswith("-"):
@@ -134,10 +150,36 @@ class Spec:
             words = split(words) if isinstance(words, str) else list(words)
         except UserError as error:
             raise UserError(f"{self.name}: {error}") from None
+        words = self._joined(words)
+        parser = self.parser
+        assert isinstance(parser, _Parser)
+        parser.words = words
         try:
-            return self.parser.parse_args(words)
+            return parser.parse_args(words)
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{self.name}: {error}") from None
+
+    def _joined(self, words: Sequence[str]) -> list[str]:
+        """The words, with a negative value joined to its option, for which argparse would take it else.
+
+        Raises
+        ------
+        UserError
+            If an option that takes one value is given twice: the first would be lost.
+        """
+        once = {o.flag: o.usage for o in self.options if o.metavar and o.arguments.get("nargs") != "+"}
+        joined: list[str] = []
+        seen: set[str] = set()
+        for word in words:
+            flag = word.partition("=")[0]
+            if flag in once and flag in seen:
+                raise UserError(f"{self.name}: {flag} is given twice; it is given once, as {once[flag]}")
+            if joined and joined[-1] in once and _NEGATIVE.match(word):
+                joined[-1] += f"={word}"
+                continue
+            seen.add(flag)
+            joined.append(word)
+        return joined
 
     def complete(self, shell: Any, event: Any) -> list[str]:
         """Completions for TAB (IPython's ``complete_command`` hook); never raises."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UserError
 
-__all__ = ["NAMES", "RUNGS", "GuardOptions", "other_card"]
+__all__ = ["NAMES", "RUNGS", "GuardOptions", "other_card", "shrunk", "whole_number"]
 
 RUNGS = (
     "holders",
@@ -56,6 +57,11 @@ class GuardOptions:
     retry_at_call: bool = False
     """Watch each op from the first attempt on."""
 
+    @property
+    def names(self) -> bool:
+        """Whether any variable of the user's is named."""
+        return bool(self.checkpoint or self.otherwise or self.shrink or self.grow or self.report)
+
     def excluded(self, rung: str) -> str:
         """Why a rung is left out by the options, or an empty string."""
         if self.only and rung not in self.only:
@@ -74,3 +80,22 @@ def other_card(text: str, asked: str) -> str:
     if not text.startswith("cuda:") or not text[5:].isdecimal():
         raise UserError(f"{asked} takes another card such as cuda:1, not {text!r}.")
     return f"cuda:{int(text[5:])}"
+
+
+def shrunk(text: str, asked: str) -> tuple[str, int]:
+    """(name, smallest value) of ``batch_size`` or ``batch_size=8``.
+
+    Raises
+    ------
+    UserError
+        If the smallest value is none; `asked` begins the sentence.
+    """
+    name, equals, floor = text.partition("=")
+    if equals and (not floor.isdecimal() or int(floor) < 1):
+        raise UserError(f"{asked} {text}: the smallest value is an integer of 1 or more, as in {name or 'size'}=8.")
+    return name, int(floor) if equals else 1
+
+
+def whole_number(value: Any) -> bool:
+    """Whether --shrink and --grow can work with it."""
+    return isinstance(value, int) and not isinstance(value, bool)

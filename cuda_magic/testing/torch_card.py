@@ -18,6 +18,7 @@ from ..devices.model import Device, Memory, Reading
 from ..errors import Refused
 from ..machine import RealMachine, use
 from ..memory.allocator import Segment, Stats
+from ..memory.torch import scan
 from ..memory.torch.caching import TorchAllocator
 from ..memory.torch.parking import neighbour
 from ..memory.torch.parking.activations import Activations
@@ -198,7 +199,8 @@ class _CpuAllocator(TorchAllocator):
         return []
 
     def owners(self) -> Iterator[tuple[Any, int, int, int]]:
-        return iter(())
+        read = self.torch._C.TensorBase.untyped_storage
+        return scan.owners(self.torch, lambda tensor: self.count.knows(read(tensor)))
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
         return "" if doing == "save" else "the practice card has no heap in which tensors could be moved"

@@ -95,7 +95,7 @@ def test_the_practice_card_says_that_it_has_none(practice):
 )
 def test_sizes_as_people_write_them(typed, nbytes):
     """Units are binary; a blank needs quotes."""
-    from cuda_magic.magics.cuda_guard import options
+    from cuda_magic.magics.guard_line import options
     from cuda_magic.settings import CudaMagic
 
     assert options(f"--reserve {typed}", CudaMagic())[0].reserve == nbytes

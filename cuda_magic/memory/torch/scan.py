@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..allocator import Storage
@@ -17,30 +17,34 @@ def tensors(torch: Any) -> Iterator[Any]:
     return _usable(torch, reach(torch)[0])
 
 
-def _usable(torch: Any, reached: list[Any]) -> Iterator[Any]:
+def _on_card(tensor: Any) -> bool:
+    return bool(tensor.is_cuda)
+
+
+def _usable(torch: Any, reached: list[Any], wanted: Callable[[Any], bool] = _on_card) -> Iterator[Any]:
     strided = torch.strided
     for found in reached:
         try:
-            if found.is_cuda and found.layout is strided:
+            if wanted(found) and found.layout is strided:
                 yield found
             # a gradient may have no Python object yet
-            if found.requires_grad and found.is_leaf and found.grad is not None and found.grad.is_cuda:
+            if found.requires_grad and found.is_leaf and found.grad is not None and wanted(found.grad):
                 yield found.grad
         except (RuntimeError, NotImplementedError, ReferenceError, TypeError):
             continue  # a subclass without storage, or one that is half torn down
 
 
-def owners(torch: Any) -> Iterator[tuple[Any, int, int, int]]:
-    """(tensor, device, storage key, bytes of the whole storage) of every reachable CUDA tensor."""
+def owners(torch: Any, wanted: Callable[[Any], bool] = _on_card) -> Iterator[tuple[Any, int, int, int]]:
+    """(tensor, device, storage key, bytes of the whole storage) of every reachable tensor that is `wanted`."""
     seen: set[int] = set()
     read = _read(torch)
-    for tensor in tensors(torch):
+    for tensor in _usable(torch, reach(torch)[0], wanted):
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
         try:
             storage = read(tensor)
-            yield tensor, tensor.device.index, storage._cdata, storage.nbytes()
+            yield tensor, tensor.device.index or 0, storage._cdata, storage.nbytes()
         except (RuntimeError, NotImplementedError):
             continue
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...memory.torch import ranks
+from ..options import whole_number
 from ..situation import Situation
 from . import Did
 
@@ -72,8 +73,7 @@ class _Shrink:
         name, floor = s.options.shrink
         names = [name, *([s.options.grow] if s.options.grow else [])]
         for one in names:
-            value = s.namespace.get(one)
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not whole_number(s.namespace.get(one)):
                 return f"{one} is not an integer"
             if one in s.read_before:
                 return f"an earlier statement of this cell already read {one}"
