@@ -129,8 +129,6 @@ class Paged:
     """Storages that came back when an op named them, which waited for them."""
     ahead: int
     """Storages that came back before that."""
-    errors: int
-    """Out-of-memory errors on the way, all dealt with."""
     refused: str = ""
     """Why nothing could leave any more."""
     place: str = "the host"
@@ -330,6 +328,10 @@ class Allocator(Protocol):
 
     def parked(self) -> int:
         """Bytes that wait elsewhere now."""
+        ...
+
+    def absorbed(self) -> int:
+        """Out-of-memory errors that paging met so far and went on from; `ooms` has them too. No CUDA call."""
         ...
 
     def settle(self, ended: bool = False) -> int:

@@ -298,5 +298,7 @@ def _nothing_to_rescue(label: str) -> Report:
 
 
 def count_ooms(allocator: Allocator | None) -> int:
-    """Out-of-memory errors that the library has raised so far, on all devices."""
-    return sum(allocator.ooms(device) for device in allocator.devices()) if allocator is not None else 0
+    """Out-of-memory errors that the library has raised so far, on all devices, but those that paging dealt with."""
+    if allocator is None:
+        return 0
+    return sum(allocator.ooms(device) for device in allocator.devices()) - allocator.absorbed()

@@ -22,7 +22,7 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     paged = _paged(run)
     handled = 0
     if run.ooms is not None:
-        absorbed = (run.calls.absorbed if run.calls is not None else 0) + (paged.errors if paged is not None else 0)
+        absorbed = run.calls.absorbed if run.calls is not None else 0
         handled = max(0, count_ooms(machine().allocator()) - run.ooms - run.seen - absorbed)
     trial, step = run.trial, run.step
     fault = trial.fault

@@ -158,7 +158,7 @@ def guard(function: Any = None, **options: Any) -> Any:
     """
     from ..errors import UserError, nearest
     from ..render.units import parse_bytes
-    from .options import other_card
+    from .options import other_card, shrunk
 
     known = {f for f in GuardOptions.__dataclass_fields__ if f not in ("otherwise", "report", "free_outputs")}
     for name in options:
@@ -168,8 +168,7 @@ def guard(function: Any = None, **options: Any) -> Any:
         if name not in NAMES:
             raise UserError(f"guard: no rung {name!r}.{nearest(name, NAMES)}")
     if isinstance(options.get("shrink"), str):
-        name, _, floor = options["shrink"].partition("=")
-        options["shrink"] = (name, int(floor or 1))
+        options["shrink"] = shrunk(options["shrink"], "guard: shrink")
     if isinstance(options.get("reserve"), str):
         try:
             options["reserve"] = parse_bytes(options["reserve"])

@@ -274,6 +274,9 @@ class PracticeAllocator:
     def parked(self) -> int:
         return self.parking.nbytes
 
+    def absorbed(self) -> int:
+        return 0
+
     def settle(self, ended: bool = False) -> int:
         return self.parking.settle()
 

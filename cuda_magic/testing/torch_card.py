@@ -222,6 +222,9 @@ class _CpuAllocator(TorchAllocator):
         cap, where = self.count.cap, self.arena if place is None else neighbour.place(self.torch, place, device)
         return Activations(self.torch, _Copies(self.count), where, Budget(request, cap))
 
+    def absorbed(self) -> int:
+        return self.session.store.errors
+
     def settle(self, ended: bool = False) -> int:
         return self.session.settle(ended=ended)
 

@@ -11,7 +11,8 @@ MISTAKES = {
     "%cuda_env --unset": "cuda_env: --unset needs a value, as in --unset NAME.",
     "%cuda_doctor --show": "cuda_doctor: unknown option --show. Did you mean '--show-private'?",
     "%gpu_mem --inter 2": "gpu_mem: unknown option --inter. Did you mean '--interval'?",
-    "%gpu_mem --interval x": "gpu_mem: --interval takes a number, not 'x'.",
+    "%gpu_mem --interval x": "gpu_mem: --interval takes a number of seconds, not 'x'.",
+    "%gpu_mem --df --json": "gpu_mem: --df and --json are two forms of one answer; ask for one.",
     "%gpu_mem --interval inf": "gpu_mem: --interval takes seconds from 0.25 to 86400, not inf.",
     "%gpu_mem --interval nan": "gpu_mem: --interval takes seconds from 0.25 to 86400, not nan.",
     "%gpu_mem --alert x": "gpu_mem: --alert takes a whole number, not 'x'.",
@@ -23,7 +24,66 @@ MISTAKES = {
     "%%cuda_guard --retries x\n1": "cuda_guard: --retries takes a whole number, not 'x'.",
     "%%cuda_guard --park gpu1\n1": "cuda_guard: --park takes another card such as cuda:1, not 'gpu1'.",
     "%%cuda_guard --reserve much\n1": "cuda_guard: --reserve takes a size such as 2GiB or 512MiB, not 'much'.",
-    "%%cuda_guard --wait nan\n1": "cuda_guard: --retries and --wait are 0 or more.",
+    "%%cuda_guard --wait nan\n1": "cuda_guard: --wait is 0 seconds or more, not nan.",
+    "%%cuda_guard --wait -5\n1": "cuda_guard: --wait is 0 seconds or more, not -5.",
+    "%%cuda_guard --wait 1m\n1": "cuda_guard: --wait takes a number of seconds, not '1m'.",
+    "%%cuda_guard --retries -1\n1": "cuda_guard: --retries is 0 or more, not -1.",
+    "%%cuda_guard --retries 1 --retries 2\n1": "cuda_guard: --retries is given twice; it is given once, as --retries N",
+    "%%cuda_guard --checkpoint bs --checkpoint name\n1": (
+        "cuda_guard: --checkpoint is given twice; it is given once, as --checkpoint NAME,..."
+    ),
+    "%%cuda_guard --checkpoint bs name\n1": (
+        "cuda_guard: takes no argument 'name'; --checkpoint takes one, as in --checkpoint NAME,..."
+    ),
+    "%%cuda_guard --reserve 1 GiB\n1": (
+        "cuda_guard: takes no argument 'GiB'; --reserve takes one, as in --reserve SIZE."
+    ),
+    "%%cuda_guard --reserve -1GiB\n1": ("cuda_guard: --reserve takes a size such as 2GiB or 512MiB, not '-1GiB'."),
+    "%%cuda_guard --reserve 4\n1": (
+        "cuda_guard: --reserve 4: so few bytes serve nothing; a size has a unit, as in 1GiB."
+    ),
+    "%%cuda_guard --shrink Bs\n1": "cuda_guard: --shrink names 'Bs', which does not exist. Did you mean 'bs'?",
+    "%%cuda_guard --shrink name\n1": ("cuda_guard: --shrink name: name is no whole number (int) but of the class str."),
+    "%%cuda_guard --shrink flag\n1": (
+        "cuda_guard: --shrink flag: flag is no whole number (int) but of the class bool."
+    ),
+    "%%cuda_guard --shrink bs --grow name\n1": (
+        "cuda_guard: --grow name: name is no whole number (int) but of the class str."
+    ),
+    "%%cuda_guard --shrink bs=128\n1": "cuda_guard: --shrink bs=128: bs is 64 already, below that.",
+    "%%cuda_guard --shrink cfg.bs\n1": (
+        "cuda_guard: --shrink takes the name of a variable, not 'cfg.bs'; "
+        "give it a name of its own in an earlier cell, as in size = cfg.bs."
+    ),
+    "%%cuda_guard --shrink bs=0\n1": (
+        "cuda_guard: --shrink bs=0: the smallest value is an integer of 1 or more, as in bs=8."
+    ),
+    "%%cuda_guard --else name=cpu\n1": (
+        "cuda_guard: --else name=cpu: there is no cpu; a text stands in quotes, as in name='cpu'."
+    ),
+    "%%cuda_guard --else bs=half(bs)\n1": "cuda_guard: --else bs=half(bs): there is no half.",
+    "%%cuda_guard --else bs=1 bs=2\n1": "cuda_guard: --else gives bs two values.",
+    "%%cuda_guard --else name = 'cpu'\n1": (
+        "cuda_guard: --else takes NAME=EXPR with no space around =, as in device='cpu', not 'name'."
+    ),
+    "%%cuda_guard --park cuda:9\n1": (
+        "cuda_guard: --park cuda:9: there is no such card, this kernel sees 2 cards, cuda:0 to cuda:1."
+    ),
+    "%%cuda_guard --only shrink\n1": "cuda_guard: --only shrink needs --shrink NAME.",
+    "%%cuda_guard --only retry\n1": "cuda_guard: --only leaves no rung that makes room.",
+    "%%cuda_guard --only page,spill --no-move\n1": "cuda_guard: --only spill,page and --no-move leave no rung.",
+    "%%cuda_guard --report print\n1": (
+        "cuda_guard: --report print: print is a name of Python's or IPython's own; choose another."
+    ),
+    "%%cuda_guard --report bs\n1": (
+        "cuda_guard: --report bs: bs is there already (int), and the report would replace it."
+    ),
+    "%%cuda_guard --help\n1": "cuda_guard: unknown option --help. %cuda_guard? shows all of them.",
+    "%cuda_guard --all --shrink nobody": "cuda_guard: --shrink names 'nobody', which does not exist.",
+    "%cuda_guard --all --park cuda:2": (
+        "cuda_guard: --park cuda:2: there is no such card, this kernel sees 2 cards, cuda:0 to cuda:1."
+    ),
+    "%cuda_guard --off --retries 4": "cuda_guard: --off ends --all, and goes with no other option.",
     "%%cuda_guard --report class\n1": "cuda_guard: --report takes the name of a variable, not 'class'.",
     "%%cuda_guard --checkpoint ,\n1": (
         "cuda_guard: --checkpoint names at least one object, as in model,optimizer, not ','."
@@ -40,7 +100,9 @@ MISTAKES = {
     "%%cuda_guard --park cuda:1 --without spill,page,activations\n1": (
         "cuda_guard: --park and --without spill,activations,page contradict each other."
     ),
-    "%%cuda_guard --only holders --without holders\n1": "cuda_guard: --only and --without leave no rung.",
+    "%%cuda_guard --only holders --without holders\n1": (
+        "cuda_guard: --only and --without leave no rung that makes room."
+    ),
     "%%cuda_guard --park cuda:1 --no-move\n1": "cuda_guard: --park and --no-move contradict each other.",
     "%%cuda_guard --report out\nout = 1": (
         "cuda_guard: --report out: the cell itself assigns out, and the report would replace it."
@@ -50,13 +112,95 @@ MISTAKES = {
 }
 
 
+@pytest.fixture
+def names(loaded):
+    """Variables, and two practice cards."""
+    import cuda_magic.testing
+
+    cuda_magic.testing.gpu(["24 GiB", "8 GiB"], force=True)
+    loaded.user_ns.update(bs=64, accum=1, name="a", flag=True, device="cuda")
+    yield
+    cuda_magic.machine.use(None)
+
+
 @pytest.mark.parametrize("typed", MISTAKES)
-def test_a_mistake_is_one_sentence_and_nothing_runs(loaded, capsys, typed):
+def test_a_mistake_is_one_sentence_and_nothing_runs(loaded, names, capsys, typed):
     """The magic's name, what is wrong and what is right, in one line; the cell below does not run."""
     result = loaded.run_cell(typed)
     assert isinstance(result.error_in_exec, UserError) and result.result is None
     assert str(result.error_in_exec) == MISTAKES[typed]
     assert capsys.readouterr().out.strip().splitlines()[-1] == f"UserError: {MISTAKES[typed]}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--else device='cpu' bs=bs//2",
+        "--else bs=max(n for n in (1, accum))",
+        "--else bs=(lambda n: n)(1)",
+        "--else bs=made",
+        "--park cuda:1",
+        "--park cuda:0",
+        "--wait '60'",
+        '--checkpoint "bs, accum"',
+        "--shrink bs=64",
+        "--report r",
+        "--reserve '512 MiB'",
+        "--only holders,retry",
+        "--retries 0 --wait 0",
+    ],
+)
+def test_what_may_be_right_is_not_refused(loaded, names, line):
+    """Names that the cell makes, builtins, quoted values, a card that may be full or not: twice the same cell."""
+    for _ in range(2):
+        result = loaded.run_cell(f"%%cuda_guard {line}\nmade = 1\nmade + 1")
+        assert result.error_in_exec is None
+        assert result.result == 2
+
+
+def test_the_only_card_is_no_place_to_wait(loaded):
+    """--park cuda:0 where there is one card: it is the one that would be full."""
+    import cuda_magic.testing
+
+    cuda_magic.testing.gpu(["24 GiB"], force=True)
+    try:
+        said = [str(loaded.run_cell(f"%%cuda_guard --park cuda:{i}\n1").error_in_exec) for i in (0, 1)]
+    finally:
+        cuda_magic.machine.use(None)
+    assert said == [
+        "cuda_guard: --park cuda:0: it is this kernel's only card, so the one that would be full.",
+        "cuda_guard: --park cuda:1: there is no such card, this kernel sees one card, cuda:0.",
+    ]
+
+
+@pytest.mark.parametrize(("mask", "cards"), [(None, "2 cards, cuda:0 to cuda:1"), ("1", "one card, cuda:0")])
+def test_the_cards_are_counted_with_torch_not_imported_and_cuda_not_started(
+    loaded, fake_nvml, monkeypatch, mask, cards
+):
+    """What NVML and CUDA_VISIBLE_DEVICES tell is enough; torch stays as it is."""
+    import sys
+
+    fake_nvml.device(0)
+    fake_nvml.device(1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    before = "torch" in sys.modules
+    said = str(loaded.run_cell("%%cuda_guard --park cuda:7\n1").error_in_exec)
+    assert said == f"cuda_guard: --park cuda:7: there is no such card, this kernel sees {cards}."
+    assert ("torch" in sys.modules) is before
+
+
+def test_options_of_all_that_a_cell_cannot_take_are_left_out_there(loaded, names, capsys):
+    """--all --shrink bs: a cell that assigns bs itself runs as ever, without the option; the next has it again."""
+    loaded.run_cell("%cuda_guard --all --shrink bs --grow accum --report r")
+    assert loaded.run_cell("bs = 32\nr = 5\nbs + r").result == 37
+    assert loaded.user_ns["r"] == 5
+    assert loaded.run_cell("del r").error_in_exec is None
+    assert loaded.run_cell("bs + 1").result == 33
+    assert loaded.run_cell("r.status").result == "ok"
+    loaded.run_cell("%cuda_guard --off")
+    assert "Error" not in capsys.readouterr().out
 
 
 def test_a_namespace_may_hold_keys_that_are_no_names(loaded):

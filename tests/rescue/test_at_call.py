@@ -39,6 +39,9 @@ class CardAllocator(TorchAllocator):
     def ooms(self, device):
         return self.card.errors
 
+    def absorbed(self):
+        return self.session.store.errors
+
     def driver_memory(self, device):
         return self.card.cap - self.card.used(), self.card.cap
 

@@ -50,6 +50,9 @@ class CpuCard(TorchAllocator):
     def ooms(self, device):
         return self.card.errors
 
+    def absorbed(self):
+        return 0
+
     def segments(self, device):
         return ()
 

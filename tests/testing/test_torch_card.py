@@ -55,3 +55,31 @@ def test_tolist_and_numpy_bring_back_what_waits(loaded, card):
     loaded.user_ns.update(views=[tensor[3:5] for tensor in kept])
     assert [view.tolist() for view in loaded.user_ns.pop("views")] == [[float(i)] * 2 for i in range(8)]
     assert [float(kept[i].numpy()[-1]) for i in (7, 0)] == [7, 0]  # what knows an address stays: not all would fit
+
+
+def test_who_names_what_holds_the_card(loaded, card):
+    """%gpu_mem --who: variables with their paths, views counted once."""
+    loaded.run_cell("x = torch.ones(1 << 18)\ny = {'view': x[5:], 'own': torch.zeros(1 << 17)}")
+    rows = [row for row in loaded.run_line_magic("gpu_mem", "--who").rows() if row["what"] != "process"]
+    assert [(row["name"], row["bytes"], row["device"]) for row in rows] == [("x", 1 << 20, 0), ("y", 1 << 19, 0)]
+    loaded.run_cell("%%cuda_guard --only holders,collect,caches --report report\nz = torch.zeros(3 << 18)")
+    assert [(h.name, h.nbytes) for h in loaded.user_ns["report"].holders[:2]] == [("x", 1 << 20), ("y", 1 << 19)]
+
+
+def test_errors_that_an_earlier_cells_paging_dealt_with_are_not_the_cells(loaded, card):
+    """Tensors of an earlier cell still wait; what they make room for is not said to be handled by this cell."""
+    loaded.run_cell(CELL)
+    before = card.machine.allocator().ooms(0)
+    loaded.run_cell("%%cuda_guard --report report\nsums = [float((part + 1).mean()) for part in kept]")
+    assert card.machine.allocator().ooms(0) > before
+    assert loaded.user_ns["sums"] == [float(i) for i in range(1, 9)]
+    report = loaded.user_ns["report"]
+    assert (report.status, report.handled) == ("ok", 0)
+    assert "handled inside the cell" not in repr(report)
+
+
+def test_errors_that_the_page_rung_deals_with_are_not_the_cells(loaded, card):
+    """Paging without the retry of the guard's own: nothing is said to be handled by the cell."""
+    loaded.run_cell(CELL.replace("--only page", "--only page --report report"))
+    report = loaded.user_ns["report"]
+    assert (report.status, report.handled) == ("rescued", 0)

@@ -219,6 +219,10 @@ class TorchAllocator:
         here = parking.session_if_any()
         return here.store.nbytes if here is not None else 0
 
+    def absorbed(self) -> int:
+        here = parking.session_if_any()
+        return here.store.errors if here is not None else 0
+
     def settle(self, ended: bool = False) -> int:
         here = parking.session_if_any()
         return here.settle(ended=ended) if here is not None else 0

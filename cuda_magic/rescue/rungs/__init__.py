@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from ..situation import Situation
+    from ...memory.allocator import Allocator
+    from ..situation import Room, Situation
 
-__all__ = ["Did", "Rung", "load"]
+__all__ = ["Asked", "Did", "Rung", "asked", "load"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,29 @@ class Rung(Protocol):
         ...
 
     def run(self, s: Situation) -> Did: ...
+
+
+class Asked(NamedTuple):
+    """A request of the caching allocator's that failed, in bytes, and what there is of its device."""
+
+    allocator: Allocator
+    device: int
+    room: Room
+    request: int
+
+    def need(self, s: Situation) -> int:
+        """What the statement takes in all, at least."""
+        return max(s.need or 0, self.request)
+
+
+def asked(s: Situation) -> Asked | str:
+    """The failed request; a string where a rung cannot work with it: why."""
+    room = s.room()
+    if s.allocator is None or s.device is None or room is None:
+        return "the allocator cannot be asked"
+    if not s.fault.torch_allocator or s.request is None:
+        return "the request was not the caching allocator's"
+    return Asked(s.allocator, s.device, room, s.request)
 
 
 def load(name: str) -> Rung:

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import CudaMagicError
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did
+from . import Did, asked
 
 __all__ = ["RUNG"]
 
@@ -21,23 +21,22 @@ class _Activations:
     changes = False
 
     def skip(self, s: Situation) -> str:
-        room = s.room()
-        if s.allocator is None or s.device is None or room is None:
-            return "the allocator cannot be asked"
-        if not s.fault.torch_allocator or s.request is None:
-            return "the request was not the caching allocator's"
+        found = asked(s)
+        if isinstance(found, str):
+            return found
         recorded = s.memory.get("recorded")
         if recorded:
             return str(recorded)
-        if room.total < s.request:
-            return f"{bytes_text(room.total)} is free in all, and the request alone is {bytes_text(s.request)}"
-        taken = (s.need or s.request) - s.request
+        free, request = found.room.total, found.request
+        if free < request:
+            return f"{bytes_text(free)} is free in all, and the request alone is {bytes_text(request)}"
+        taken = found.need(s) - request
         if taken < LEAST:
             return f"the failed attempt had taken {bytes_text(taken)} before: there is little to save"
         anyway = s.options.move_anyway
-        refused = s.allocator.moving_refused(s.device, doing="save", anyway=anyway)
+        refused = found.allocator.moving_refused(found.device, doing="save", anyway=anyway)
         if refused:
-            lifted = not anyway and not s.allocator.moving_refused(s.device, doing="save", anyway=True)
+            lifted = not anyway and not found.allocator.moving_refused(found.device, doing="save", anyway=True)
             return f"{refused}; --move-anyway does it nevertheless" if lifted else refused
         return ""
 

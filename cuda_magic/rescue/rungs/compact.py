@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did
+from . import Did, asked
 
 if TYPE_CHECKING:
     from ...memory.compaction import Outcome
@@ -22,17 +22,15 @@ class _Compact:
     def skip(self, s: Situation) -> str:
         if s.options.no_move:
             return "--no-move was given"
-        room = s.room()
-        if s.allocator is None or s.device is None or room is None:
-            return "the heap cannot be read"
-        if not s.fault.torch_allocator or s.request is None:
-            return "the request was not the caching allocator's"
-        need = max(s.need or 0, s.request)
-        if room.total < need:
-            return f"{bytes_text(room.total)} is free in all, {bytes_text(need)} is needed"
+        found = asked(s)
+        if isinstance(found, str):
+            return found
+        need = found.need(s)
+        if found.room.total < need:
+            return f"{bytes_text(found.room.total)} is free in all, {bytes_text(need)} is needed"
         anyway = s.options.move_anyway
-        refused = s.allocator.moving_refused(s.device, anyway=anyway)
-        if refused and not anyway and not s.allocator.moving_refused(s.device, anyway=True):
+        refused = found.allocator.moving_refused(found.device, anyway=anyway)
+        if refused and not anyway and not found.allocator.moving_refused(found.device, anyway=True):
             return f"{refused}; --move-anyway moves nevertheless"
         return refused
 

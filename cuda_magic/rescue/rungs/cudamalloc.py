@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import CudaMagicError
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did
+from . import Did, asked
 
 __all__ = ["RUNG"]
 
@@ -19,17 +19,14 @@ class _CudaMalloc:
     changes = False
 
     def skip(self, s: Situation) -> str:
-        room = s.room()
-        if s.allocator is None or s.device is None or room is None:
-            return "the allocator cannot be asked"
-        if not s.fault.torch_allocator or s.request is None:
-            return "the request was not the caching allocator's"
+        found = asked(s)
+        if isinstance(found, str):
+            return found
         # a request from 1 to 10 MiB makes a segment of 20: the message tells the segment
-        smallest = GRANULE if s.request <= 20 << 20 else s.request
-        taken = (s.need or s.request) - s.request
-        if room.driver < smallest + taken:
-            need = smallest + taken
-            return f"the driver has {bytes_text(room.driver)} for this process, {bytes_text(need)} is needed"
+        smallest = GRANULE if found.request <= 20 << 20 else found.request
+        need = smallest + found.need(s) - found.request
+        if found.room.driver < need:
+            return f"the driver has {bytes_text(found.room.driver)} for this process, {bytes_text(need)} is needed"
         return ""
 
     def run(self, s: Situation) -> Did:

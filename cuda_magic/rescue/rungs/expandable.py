@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import CudaMagicError
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did
+from . import Did, asked
 
 __all__ = ["RUNG"]
 
@@ -19,17 +19,14 @@ class _Expandable:
     changes = False
 
     def skip(self, s: Situation) -> str:
-        room = s.room()
-        if s.allocator is None or s.device is None or room is None:
-            return "the allocator cannot be asked"
-        if not s.fault.torch_allocator or s.request is None:
-            return "the request was not the caching allocator's"
-        if s.allocator.expandable():
-            return "already in force"
-        if s.allocator.expandable() is None:
-            return "this allocator does not tell"
-        need = max(s.need or 0, s.request)
-        whole = room.driver // PAGE * PAGE
+        found = asked(s)
+        if isinstance(found, str):
+            return found
+        on = found.allocator.expandable()
+        if on or on is None:
+            return "already in force" if on else "this allocator does not tell"
+        need = found.need(s)
+        whole = found.room.driver // PAGE * PAGE
         if whole < need:
             return f"it takes new memory from the driver: {bytes_text(whole)} is free, {bytes_text(need)} is needed"
         return ""

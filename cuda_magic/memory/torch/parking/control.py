@@ -28,7 +28,9 @@ class _Alone:
 
     def make_room(self, problem: Problem) -> bool:
         amount = max(self._pager.limit // 32, 1) << min(problem.tries, 5)
-        return problem.tries < 12 and self._pager.leave(amount) > 0
+        made = problem.tries < 12 and self._pager.leave(amount) > 0
+        self._pager.store.errors += made
+        return made
 
 
 class Control:
@@ -168,7 +170,6 @@ class Control:
             pager.evictions,
             pager.faults,
             pager.ahead,
-            pager.errors,
             pager.refused,
             found.place,
         )

@@ -86,8 +86,6 @@ class Pager:
         self.refused = ""
         """Why nothing leaves any more."""
         self.out_before, self.in_before = store.out_bytes, store.in_bytes
-        self.errors = 0
-        """Out-of-memory errors of ours while something was brought back."""
         self.faults = self.ahead = self.evictions = 0
         """Storages brought back when named, brought back before that, and sent away."""
         self._wanted: dict[int, frozenset[int]] = {}
@@ -225,11 +223,11 @@ class Pager:
                     break
                 except self.torch.OutOfMemoryError as error:
                     failure = error.with_traceback(None)
-                    self.errors += 1
+                    self.store.errors += 1
                     self.refresh()
                 # outside of except; a heap in pieces may need more than the bytes alone
                 if not self.leave(entry.nbytes):
-                    self.errors -= 1  # this one is raised
+                    self.store.errors -= 1  # this one is raised
                     raise failure
 
     def fetch(self, entry: Entry) -> None:
@@ -266,7 +264,7 @@ class Pager:
             try:
                 self._come(entry)
             except (CudaMagicError, RuntimeError):  # the op that names it will say so
-                self.errors += 1
+                self.store.errors += 1
                 return
             self.ahead += 1
             room -= entry.nbytes

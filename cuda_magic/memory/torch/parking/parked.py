@@ -120,6 +120,8 @@ class Store:
         """Here, and known to a pager: their clean copies are kept."""
         self.out_bytes = self.in_bytes = 0
         """Copied so far."""
+        self.errors = 0
+        """Out-of-memory errors that paging met so far and went on from."""
 
     def _arena(self) -> Place:
         from .arena import shared
