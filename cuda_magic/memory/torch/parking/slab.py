@@ -17,8 +17,9 @@ __all__ = ["HUGE", "Slab"]
 HUGE = 2 << 20
 """Bytes of a huge page (x86-64, and aarch64 with 4 KiB pages)."""
 _PAGE = 4096
-_CHUNK = 64 << 20
-"""Bytes that one thread touches at a time: small enough that torch does not start threads of its own for it."""
+_CHUNK = 16 << 20
+"""Bytes that one thread touches at a time: small enough that torch does not start threads of its own for it, and that
+a small slab has work for all of ours (1 GiB on an H200's host: 24 ms; 31 ms with 64 MiB)."""
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every context of the process."""
 _MOST_THREADS = 16
