@@ -78,7 +78,7 @@ class Card:
 
     def wait_until_empty(self) -> None:
         """A kernel that was ended a moment ago may still be there."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 3
         while self.used() > self.at_rest + (32 << 20) and time.monotonic() < end:
             time.sleep(0.02)
 

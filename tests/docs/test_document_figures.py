@@ -26,6 +26,9 @@ def loop(d):
 
 N = r"([\d.]+)"
 GUARD, RESCUES = "docs/guard.md", "docs/rescues.md"
+CURVE = {"the newest 0.25 GiB, as at first": "as it starts"} | {
+    f"{n / 4:g} GiB": f"stays {n}, out 1, ahead {n + 1}" for n in (2, 4, 12, 24)
+}
 CLAIMS = [
     # page, words with a group for each figure, result file, its figures in the same order
     (GUARD, rf"\| plain \| {N} \| {N} GiB \|\n\| the rung", "activations",
@@ -34,8 +37,11 @@ CLAIMS = [
         lambda d: [d["activations_step"][k] for k in ("median_s", "first_s", "peak_GiB")]),
     (GUARD, rf"save_on_cpu\(pin_memory=True\)` \| {N} \| {N} GiB", "activations",
         lambda d: [d["activations_step"]["save_on_cpu_s"][-1], d["activations_step"]["save_on_cpu_peak_GiB"]]),
-    (GUARD, rf"{N} GiB went out and {N} GiB came back", "activations",
-        lambda d: [d["activations_step"][k] for k in ("out_GiB", "in_GiB")]),
+    (GUARD, rf"Of the time {N} GiB going out take {N} s and {N} GiB coming back {N} s", "activations_curve",
+        lambda d: [d["as it starts"]["timed"][k] for k in ("out_GiB", "out_s", "in_GiB", "in_s")]),
+    (GUARD, rf"The hooks need {N} s", "activations_curve", lambda d: [d["as it starts"]["timed"]["hooks_s"]]),
+    *((GUARD, rf"\| {row} \| {N} \| {N} GiB", "activations_curve",
+        lambda d, name=name: [d[name]["s"], d[name]["peak_GiB"]]) for row, name in CURVE.items()),
     (GUARD, rf"the steps took {N}, {N},\n?\s*{N}, {N}, {N} and {N} s, with up to {N} GiB kept", "activations", loop),
     (GUARD, rf"took {N} us plain and {N} us watched \({N} us while paging\)", "page",
         lambda d: [d["op_cost_us"][k] for k in ("plain", "retry at the call", "paging")]),
