@@ -325,7 +325,7 @@ def test_parking_on_a_card_that_is_full():
         "from cuda_magic.memory.torch.parking.arena import shared\nM = 1 << 20\n"
         "def free(): return torch.cuda.mem_get_info()[0]\n"
         "def E(n): return torch.empty(n, dtype=torch.uint8, device='cuda')\n"
-        "def sums(): return [float(t.sum(dtype=torch.float64)) for t in ts]\n"
+        "def sums(): return [float(t.sum()) for t in ts]\n"
         "ts = [torch.full((1 << 24,), float(i), device='cuda') for i in range(4)]; want = sums()\n"
         "hog = [E(free() - (1 << 30))]\n"
         "for size in (256 * M, 32 * M, 20 * M):\n"

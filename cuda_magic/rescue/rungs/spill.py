@@ -139,6 +139,9 @@ class _Spill:
         if can < missing:
             short = f", and {where} can take {bytes_text(there)}" if can < idle else ""
             return Did("failed", f"{bytes_text(idle)} is idle{short}; {bytes_text(missing)} more is needed")
+        if BEFORE in s.memory:
+            # the room for one request was not enough, and there are few repeats: all that is idle makes room now
+            missing = can
         around = _Watched(s.allocator)
         s.enter(around)  # before anything leaves: what touches it brings it back
         if s.after is not None:
@@ -159,7 +162,7 @@ class _Spill:
             return Did("failed", str(error).split("\n", 1)[0], moved=parked)
         finally:
             del plan, fits, order, rest
-        s.memory[BEFORE] = s.memory.get(BEFORE, 0) + parked
+        s.memory[BEFORE] = True
         said = f" ({', '.join(n for n in names if n)})" if any(names) else ""
         # where only the free pieces are in the way, the repeat may still find room
         return Did("on", f"{bytes_text(parked)} wait on {where}{said}", repeat=s.enough() is not False, moved=parked)
