@@ -86,6 +86,8 @@ class Cuda:
         return
 
     def cudaHostRegister(self, address, size, flags):  # noqa: N802
+        if self.free < 2 * MIB:
+            return 2  # cudaErrorMemoryAllocation
         self.registered += 1
         return 0
 
@@ -94,55 +96,73 @@ class Cuda:
 
 
 def made(free):
-    """A torch with such a card."""
+    """A torch with such a card, which has no pinned memory of its own either while the card is full."""
     cuda = Cuda(free)
+
+    def empty(*size, pin_memory=False, **options):
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return torch.empty(*size, **options)
+
     core = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda index: index == 0)
-    names = {n: getattr(torch, n) for n in ("empty", "uint8", "frombuffer", "UntypedStorage")}
-    return types.SimpleNamespace(cuda=cuda, _C=core, **names)
+    names = {n: getattr(torch, n) for n in ("uint8", "frombuffer", "UntypedStorage")}
+    return types.SimpleNamespace(cuda=cuda, _C=core, empty=empty, **names)
 
 
-def test_on_a_full_card_the_default_stream_copies_and_nothing_is_pinned():
-    """Out and back with no stream made and no page registered; both as soon as there is room."""
-    fake = made(20 * MIB)
-    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=256 * MIB)
-    tensor = torch.arange(1000.0)
+def out_and_back(lane, arena, tensor):
+    """Park the tensor and bring it back; its buffer."""
     storage, want = tensor.untyped_storage(), tensor.clone()
-    buffer = arena.take(storage.nbytes())
-    assert (buffer.slab.kind, buffer.slab.makeshift) == ("pageable", True)
-    left = lane.out(storage, buffer, storage.nbytes())
+    nbytes = storage.nbytes()
+    buffer = arena.take(nbytes)
+    left = lane.out(storage, buffer, nbytes)
     storage.resize_(0)
-    lane.back(storage, buffer, 4000, left)
+    lane.back(storage, buffer, nbytes, left)
     lane.settle()
     assert torch.equal(tensor, want)
+    return buffer
+
+
+def test_on_a_full_card_the_default_stream_copies_and_memory_need_not_be_pinned():
+    """Out and back with no stream made, in ordinary memory that is not kept; both better as soon as there is room."""
+    fake = made(MIB)
+    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=256 * MIB)
+    tensor = torch.arange(1000.0)
+    buffer = out_and_back(lane, arena, tensor)
+    assert (buffer.slab.kind, buffer.slab.makeshift) == ("pageable", True)
     assert (fake.cuda.made, fake.cuda.registered) == (0, 0)
     assert fake.cuda.home.log[-1] == ("synchronize",)
     arena.give(buffer)
     del buffer
     assert (arena.free, arena.held) == (0, 0)  # it makes place for pinned memory
+    fake.cuda.free = 20 * MIB
+    buffer = out_and_back(lane, arena, tensor)
+    assert (fake.cuda.made, fake.cuda.registered, buffer.slab.kind) == (0, 1, "registered")
     fake.cuda.free = 1 << 30
-    buffer = arena.take(4000)
-    left = lane.out(storage, buffer, 4000)
-    storage.resize_(0)
-    lane.back(storage, buffer, 4000, left)
-    lane.settle()
-    assert torch.equal(tensor, want)
-    assert (fake.cuda.made, fake.cuda.registered, buffer.slab.kind) == (2, 1, "registered")
     arena.give(buffer)
-    assert arena.free == arena.held > 0  # pinned memory is kept
-
-
-def test_a_card_that_fills_up_while_parked_is_no_hindrance():
-    """The streams are there by then; a new slab is not pinned."""
-    fake = made(1 << 30)
-    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=512 * MIB)
-    tensor = torch.arange(1000.0)
-    storage = tensor.untyped_storage()
-    lane.out(storage, arena.take(4000), 4000)
-    fake.cuda.free = 0
-    lane.out(storage, arena.take(4000), 4000)
+    out_and_back(lane, arena, tensor)
     assert fake.cuda.made == 2
-    assert [s.kind for s in arena._slabs] == ["registered"]
-    assert arena.take(100 * MIB).slab.kind == "pageable"
+    assert arena.held > 0  # pinned memory is kept
+
+
+def test_streams_are_made_while_there_is_room():
+    """With the lane, before anything leaves: a card that fills up afterwards is no hindrance."""
+    fake = made(1 << 30)
+    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=256 * MIB)
+    fake.cuda.free = 0
+    assert fake.cuda.made == 2
+    out_and_back(lane, arena, torch.arange(1000.0))
+    assert fake.cuda.made == 2
+
+
+def test_where_nothing_can_be_pinned_at_all_ordinary_memory_is_kept():
+    """A limit on locked memory, say: the card has room, and trying again each time would help nobody."""
+    fake = made(1 << 30)
+    fake.cuda.cudaHostRegister = lambda *_: 1
+    arena = Arena(fake, limit=256 * MIB)
+    buffer = arena.take(4000)
+    assert (buffer.slab.kind, buffer.slab.makeshift) == ("pageable", False)
+    arena.give(buffer)
+    assert arena.free == arena.held > 0
 
 
 def test_a_slab_is_unused_when_its_holes_are_all_of_it():

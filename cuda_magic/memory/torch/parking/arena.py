@@ -58,7 +58,7 @@ class Arena:
     torch
         The imported torch.
     pin
-        Whether to pin; None: where CUDA has started and no card is so full that pinning might fail for that.
+        Whether to pin; None: where CUDA has started.
     limit
         Most bytes to hold; None: what the host can give, less what it keeps for itself.
 
@@ -173,15 +173,13 @@ class Arena:
             free = bytes_text(self.free + growth)
             raise NoHostMemory(f"the host can give {free}, {bytes_text(size)} more is needed")
         wanted = max(least, min(LARGEST, max(FIRST, self.held)))
-        started = self._pin is None and self._torch.cuda.is_initialized()
-        makeshift = started and tight(self._torch)
-        pin = started and not makeshift if self._pin is None else self._pin
+        pin = self._torch.cuda.is_initialized() if self._pin is None else self._pin
         try:
             slab = Slab(self._torch, min(wanted, growth // HUGE * HUGE), pin)
         except (OSError, MemoryError, RuntimeError, ValueError, OverflowError) as error:
             reason = str(error).split("\n", 1)[0]
             raise NoHostMemory(f"the host gave no {bytes_text(least)} ({type(error).__name__}: {reason})") from None
-        slab.makeshift = makeshift
+        slab.makeshift = pin and slab.kind == "pageable" and tight(self._torch)
         self._slabs.append(slab)
         return slab
 

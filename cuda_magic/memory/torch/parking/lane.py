@@ -13,12 +13,12 @@ from typing import Any, Protocol
 __all__ = ["CudaLane", "Lane", "PlainLane", "quiet", "tight"]
 
 SPARE = 128 << 20
-"""Bytes that a card must have free before streams and page-locked memory are made. On an H200 (torch 2.11) the first
-side stream takes 70 MiB, since torch makes all of them at once, and 1 GiB of page-locked memory takes 2 MiB."""
+"""Bytes that a card must have free before streams are made: torch makes all of them with the first, which took 70 MiB
+of an H200 (torch 2.11). 1 GiB of page-locked memory took 2 MiB."""
 
 
 def tight(torch: Any) -> bool:
-    """Whether a card of this process is so full that neither streams nor page-locked memory should be made."""
+    """Whether a card of this process is so full that streams should not be made, and pinning may fail."""
     cuda = torch.cuda
     used = (i for i in range(cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i))
     return any(cuda.mem_get_info(i)[0] < SPARE for i in used)
@@ -98,6 +98,7 @@ class CudaLane:
         self._sides: tuple[Any, Any] | None = None
         self._stream: int | None = None
         self.several = False
+        self._streams()  # there may be less room later
 
     def note(self, stream: int) -> None:
         """An op runs on this stream (its raw handle)."""

@@ -41,7 +41,7 @@ class Slab:
     def __init__(self, torch: Any, size: int, pin: bool) -> None:
         self.size, self.kind = size, "pageable"
         self.makeshift = False
-        """Not pinned for lack of memory on a card: not kept when nothing uses it."""
+        """Could not be pinned, for lack of memory on a card perhaps: not kept when nothing uses it."""
         self.holes: list[Hole] = [Hole(0, size, ())]
         self.data = _mapped(torch, size)
         if not pin:
