@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..render.units import bytes_text
+from .classify import others_hold_it
+from .lines import RESTART, allocator_option, variable
 from .marks import names_read
 from .situation import CONTEXT, Situation
 from .survey import Survey
@@ -49,24 +52,36 @@ class Case:
     def crowded(self) -> bool:
         """Whether others hold the card: then the batch is not to blame."""
         others = self.where.others or 0
-        if self.kind == "context":
+        if self.kind in ("context", "other-process"):
             return others > 0
-        return others > max(self.mine, self.request) and others > (self.where.capacity or 0) // 4
+        return others_hold_it(others, self.mine, self.request, self.where.capacity or 0)
 
 
 def _lost(c: Case) -> list[NextStep]:
-    if c.kind != "lost-context":
+    if c.kind not in ("lost-context", "lost-allocator"):
         return []
-    return [
-        NextStep("nothing on the GPU works until the kernel is restarted", "%cuda_env --restart"),
-        NextStep(
-            "after it, the line that failed is named if kernels run one by one", "%cuda_env CUDA_LAUNCH_BLOCKING=1"
-        ),
-    ]
+    first = NextStep("nothing on the GPU works until the kernel is restarted", RESTART)
+    if c.kind == "lost-allocator":
+        why, line = "without expandable segments it does not happen again", _expandable("False")
+    else:
+        why = "after it, the line that failed is named if kernels run one by one"
+        line = variable("CUDA_LAUNCH_BLOCKING", "1")
+    return [first] if line == RESTART else [first, NextStep(why, line)]
+
+
+def _expandable(value: str) -> str:
+    return allocator_option("expandable_segments", value)
+
+
+def _mapping(c: Case) -> list[NextStep]:
+    if c.s.fault.row.kind != "mapping" or c.s.fault.kind.repeat == "ladder":
+        return []
+    why = "without expandable segments nothing has to be mapped (from the next start of the kernel)"
+    return [NextStep(why, _expandable("False"))]
 
 
 def _start_up(c: Case) -> list[NextStep]:
-    wanted = c.kind in ("start-up", "library-failed")
+    wanted = c.kind in ("start-up", "library-failed") and c.s.fault.row.kind != "mapping"
     return [NextStep("find out why, cause first", "%cuda_doctor")] if wanted else []
 
 
@@ -109,7 +124,8 @@ def _others(c: Case) -> list[NextStep]:
     index, free = next(((i, f) for i, f in c.where.elsewhere if f > need), (None, 0))
     if index is not None:
         why = f"GPU {index} has {bytes_text(free)} free (takes effect at the next start of the kernel)"
-        steps.append(NextStep(why, f"%cuda_env --devices {index}"))
+        set_already = os.environ.get("CUDA_VISIBLE_DEVICES") == str(index)
+        steps.append(NextStep(why, RESTART if set_already else f"%cuda_env --devices {index}"))
     if c.s.options.wait <= 0:
         steps.append(NextStep("wait for them to finish", "%%cuda_guard --wait 60"))
     return steps
@@ -147,15 +163,16 @@ def _fragmented(c: Case) -> list[NextStep]:
     sizes = c.s.fault.sizes
     free = room.total if room else (sizes.free or 0) + (sizes.unallocated or 0)
     cached = room.cached if room else sizes.unallocated or 0
-    in_force = c.s.allocator is not None and bool(c.s.allocator.expandable())
-    if not c.s.fault.torch_allocator or not c.request or in_force or free < c.request or cached < c.request // 8:
+    # None: an allocator without such segments
+    can_be = c.s.allocator is None or c.s.allocator.expandable() is False
+    if not c.s.fault.torch_allocator or not c.request or not can_be or free < c.request or cached < c.request // 8:
         return []
     largest = f", the largest piece {bytes_text(room.largest)}" if room else ""
     return [
         NextStep(
             f"{bytes_text(cached)} is cached and free in pieces{largest}: from the next start of the kernel segments "
             "can grow instead (it may still not fit)",
-            "%cuda_env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            _expandable("True"),
         )
     ]
 
@@ -184,6 +201,7 @@ def _variables(c: Case) -> list[NextStep]:
 RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     # in order of cause: what must happen first stands first
     _lost,
+    _mapping,
     _start_up,
     _host,
     _too_large,

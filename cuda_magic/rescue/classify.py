@@ -18,7 +18,7 @@ from .messages import Sizes, parse
 if TYPE_CHECKING:
     from ..memory.allocator import Allocator
 
-__all__ = ["Fault", "classify", "judge"]
+__all__ = ["Fault", "classify", "judge", "others_hold_it"]
 
 LITTLE = 1 << 30
 """Free bytes (or 2 % of the card) below which a library that failed to start is taken to lack memory."""
@@ -42,7 +42,7 @@ class Fault:
     @property
     def torch_allocator(self) -> bool:
         """Whether the caching allocator itself said so (it has flushed its cache before)."""
-        return self.kind.id == "gpu-memory"
+        return self.row.kind == "gpu-memory"
 
 
 @functools.cache
@@ -141,6 +141,8 @@ def judge(fault: Fault, allocator: Allocator | None) -> Fault:
         return fault
     if sizes.requested and sizes.capacity and sizes.requested > sizes.capacity:
         return _as(fault, "too-large")
+    if fault.kind.id == "gpu-memory" and _crowded(sizes):
+        fault = _as(fault, "other-process")
     started = allocator is not None and bool(allocator.devices())
     if fault.kind.id == "gpu-memory-runtime" and fault.row.library == "torch" and not started:
         return _as(fault, "context")
@@ -171,6 +173,13 @@ def judge(fault: Fault, allocator: Allocator | None) -> Fault:
             sentence="a CUDA library could not allocate although plenty of GPU memory is free: perhaps an index out "
             "of range or a mismatch of versions",
         )
+    if fault.kind.id == "mapping" and free > total // 2:
+        return replace(
+            fault,
+            kind=KINDS["library-failed"],
+            sentence="an expandable segment could not be mapped although plenty of GPU memory is free: "
+            "not every platform can map them",
+        )
     uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0"
     if fault.kind.id == "gpu-memory-runtime" and fault.row.library == "torch" and free > total // 2 and not uncached:
         return replace(
@@ -179,6 +188,18 @@ def judge(fault: Fault, allocator: Allocator | None) -> Fault:
             sentence="page-locked host memory could not be had; the GPU has plenty free",
         )
     return fault
+
+
+def _crowded(sizes: Sizes) -> bool:
+    """Whether the message itself says that other processes hold most of the card."""
+    if sizes.capacity is None or sizes.free is None or sizes.own is None:
+        return False
+    return others_hold_it(sizes.capacity - sizes.free - sizes.own, sizes.own, sizes.requested or 0, sizes.capacity)
+
+
+def others_hold_it(others: int, own: int, request: int, capacity: int) -> bool:
+    """Whether a card is full because of other processes. All in bytes."""
+    return others > max(own, request) and others > capacity // 4
 
 
 def _as(fault: Fault, kind: str) -> Fault:

@@ -28,6 +28,8 @@ KINDS = {
         Kind("gpu-memory", "out of GPU memory", "ladder"),
         Kind("gpu-memory-runtime", "out of GPU memory outside the caching allocator", "ladder"),
         Kind("context", "the card has no room for this process's CUDA context", "ladder"),
+        Kind("other-process", "out of GPU memory, most of which other processes hold", "ladder"),
+        Kind("mapping", "out of GPU memory where an expandable segment was to grow", "ladder"),
         Kind("library-handle", "a CUDA library found no GPU memory for its handle or workspace", "ladder"),
         Kind("library-failed", "a CUDA library could not start", "ambiguous"),
         Kind("too-large", "the request is larger than the card"),
@@ -35,6 +37,7 @@ KINDS = {
         Kind("host-memory", "the host ran out of memory, not the GPU"),
         Kind("communicator", "NCCL ran out of GPU memory; its communicator is broken"),
         Kind("lost-context", "the CUDA context is lost; the GPU cannot be used until the kernel is restarted"),
+        Kind("lost-allocator", "torch's allocator cannot go on after an error inside it until the kernel is restarted"),
         Kind("start-up", "CUDA could not start, which is no matter of GPU memory"),
         Kind("shared-memory", "a kernel needs more shared memory than the card has", memory=False),
     )
@@ -104,6 +107,7 @@ ROWS: tuple[Row, ...] = (
         "start-up",
         text=r"Unexpected error from cudaGetDeviceCount|Found no NVIDIA driver|driver on your system is too old"
         r"|CUDA driver initialization failed|No CUDA GPUs are available|CUDA unknown error"
+        r"|cudaGetDeviceCount\(\) returned cudaErrorNotSupported"
         r"|Torch not compiled with CUDA enabled",
         since="1.13",
         source="c10/cuda/CUDAFunctions.cpp",
@@ -117,6 +121,12 @@ ROWS: tuple[Row, ...] = (
     Row("host-memory", classes=("_ArrayMemoryError:numpy",), library="numpy", source="numpy/_core/_exceptions.py"),
     Row("communicator", text=r"NCCL.*(?:out of memory|Failed to CUDA (?:calloc|malloc))", source="NVIDIA/nccl#1235"),
     Row("communicator", text=r"Cuda failure (?:\[?2\]? )?'out of memory'", library="nccl", source="NVIDIA/nccl#1235"),
+    Row(
+        "lost-allocator",
+        text=r"handles_\.at\(i\) INTERNAL ASSERT FAILED",
+        since="2.1",
+        source="pytorch/pytorch#188008: after it every allocation fails in the same way",
+    ),
     # -- the size is the mistake
     Row("wrong-size", text=r"CUDA out of memory\. Tried to allocate more than 1EB", since="1.13", source=_ALLOCATOR),
     # -- out of GPU memory
@@ -142,11 +152,25 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "library-failed",
-        text=r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(?:INTERNAL_ERROR|NOT_INITIALIZED)|CUFFT_INTERNAL_ERROR"
+        # where the call is named, only what makes a handle or a plan, or asks for a workspace, is a matter of memory
+        text=r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(?:INTERNAL_ERROR|NOT_INITIALIZED)"
+        r"(?!,? when calling `(?!\w*(?:Create|[Pp]lan|[Ww]orkspace|[Bb]ufferSize)))|CUFFT_INTERNAL_ERROR"
         r"|CURAND_STATUS_INITIALIZATION_FAILED|Unable to find a valid cuDNN algorithm"
         r"|GET was unable to find an engine",
         since="1.13",
         source="aten/src/ATen/cuda/Exceptions.h; seen with a full card on an H200",
+    ),
+    Row(
+        "mapping",
+        text=r"CUDA driver error: out of memory",
+        since="2.1",
+        source="c10/cuda/driver_api.h; unslothai/unsloth#2401",
+    ),
+    Row(
+        "library-failed",
+        text=r"CUDA driver error: device not ready",
+        since="2.1",
+        source="mberr/torch-max-mem#45: seen with a full card",
     ),
     Row("gpu-memory-runtime", text=r"CUDA error: out of memory", since="1.13", source=_EXCEPTION),
     Row("gpu-memory-runtime", classes=("AcceleratorError:torch",), codes=(2,), since="2.8", source=_EXCEPTION),

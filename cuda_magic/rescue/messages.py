@@ -26,6 +26,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     ("requested", r"Requested\s*: {}"),  # cudaMallocAsync
     ("requested", r"Out of memory allocating {}"),  # CuPy
     ("requested", r"trying to allocate {}"),  # JAX
+    ("requested", r"allocate request for {}"),  # JAX, XLA
     ("requested", r"Unable to allocate {}"),  # numpy
     ("requested", r"you tried to allocate {}"),  # torch's DefaultCPUAllocator
     ("capacity", r"total capac(?:i)?ty of {}"),  # torch 2.2 on; "capacty" in 2.1

@@ -22,7 +22,7 @@ class Holder:
     """Bytes of one device that one thing holds.
 
     `kind` is ``variable``, ``output``, ``traceback``, ``unreached``, ``below-python``, ``private-pool``, ``cached``,
-    ``process``, ``context``, ``driver``.
+    ``fragmented``, ``library-pool``, ``process``, ``context``, ``driver``.
     """
 
     kind: str

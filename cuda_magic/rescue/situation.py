@@ -37,6 +37,8 @@ class Room:
     """The largest free block there."""
     pools: int = 0
     """Reserved in private pools of CUDA graphs and MemPools."""
+    lost: int = 0
+    """Of `cached`, what lies between live blocks of the same segment: fragmentation."""
 
     @property
     def total(self) -> int:
@@ -58,8 +60,10 @@ def room_of(allocator: Allocator | None, device: int | None) -> Room | None:
     free = driver[0] if limit is None else max(0, min(driver[0], limit - stats.reserved))
     segments = allocator.segments(device)
     ordinary = [s for s in segments if s.pool_id == (0, 0)]
-    cached = sum(b.size for s in ordinary for b in s.blocks if b.state == "free") if segments else stats.cached
-    return Room(stats.allocated, stats.reserved, free, cached, largest_free(ordinary), stats.private_pools)
+    pieces = [(sum(b.size for b in s.blocks if b.state == "free"), s.size) for s in ordinary]
+    cached = sum(size for size, _ in pieces) if segments else stats.cached
+    lost = sum(size for size, whole in pieces if size < whole)
+    return Room(stats.allocated, stats.reserved, free, cached, largest_free(ordinary), stats.private_pools, lost)
 
 
 def device_of(fault: Fault, allocator: Allocator | None) -> int | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from ..devices.processes import describe
 from ..kernel import holders as kernel
+from ..machine import machine
 from ..memory.pools import pools
 from ..memory.variables import Root, tracebacks, user_variables
 from ..render.units import bytes_text
@@ -53,8 +55,14 @@ def survey(s: Situation, error: BaseException | None) -> Survey:
             found.append(
                 Holder("private-pool", "private pools", room.pools, s.device, "of live CUDA graphs or MemPools")
             )
-        if room.cached:
-            found.append(Holder("cached", "cached, free", room.cached, s.device, "in the caching allocator's segments"))
+        whole = room.cached - room.lost
+        if whole:
+            found.append(
+                Holder("cached", "cached, free", whole, s.device, "in whole segments of the caching allocator")
+            )
+        if room.lost:
+            pieces = f"free in pieces between live tensors, the largest {bytes_text(room.largest)}"
+            found.append(Holder("fragmented", "lost to fragmentation", room.lost, s.device, pieces))
     found += _outside(s, room)
     card = s.reading()
     capacity = s.fault.sizes.capacity
@@ -81,9 +89,11 @@ def _outside(s: Situation, room: Room | None) -> list[Holder]:
             if process.pid == os.getpid():
                 own = process.used
             elif process.used is not None and process.used != s.fault.sizes.own:
-                rows.append(Holder("process", f"process {process.pid}", process.used, s.device))
+                who = _who(process.pid)
+                rows.append(Holder("process", f"process {process.pid}", process.used, s.device, who))
     else:
-        rows += [Holder("process", f"process {pid}", size, s.device) for pid, size in s.fault.sizes.processes]
+        told = s.fault.sizes.processes
+        rows += [Holder("process", f"process {pid}", size, s.device, _who(pid)) for pid, size in told]
     rest = own - room.reserved if own is not None and room is not None else 0
     for pool in pools():
         if pool.device == s.device:
@@ -95,6 +105,17 @@ def _outside(s: Situation, room: Room | None) -> list[Holder]:
     if card is not None and card.memory.reserved:
         rows.append(Holder("driver", "the driver", card.memory.reserved, s.device))
     return rows
+
+
+def _who(pid: int) -> str:
+    """Name and notebook of a process, as far as anyone may know them who reads a report: no folder, no user."""
+    if machine().label:  # the practice GPU's processes are none
+        return ""
+    person = describe(pid, True)
+    if person.outside:
+        return "outside this container"
+    notebook = f"notebook {os.path.basename(person.notebook)}" if person.notebook else ""  # noqa: PTH119 - a name
+    return ", ".join(filter(None, [person.name, notebook or ("a Jupyter kernel" if person.kernel else "")]))
 
 
 def _elsewhere(s: Situation) -> tuple[tuple[int, int], ...]:

@@ -5,6 +5,7 @@
 import pytest
 
 from cuda_magic.rescue.classify import classify, judge
+from cuda_magic.rescue.kinds import KINDS, ROWS, STICKY_CODES
 from cuda_magic.testing.errors import FORMS, error
 
 
@@ -38,7 +39,34 @@ def accelerator(code: int, text: str) -> Exception:
             "gpu-memory",
         ),
         (OOM("CUDA out of memory. Tried to allocate more than 1EB memory."), "wrong-size"),
+        (made("OutOfMemoryError", "torch.cuda")("CUDA out of memory. Tried to allocate 2.00 GiB."), "gpu-memory"),
+        (OOM("Not enough memory for workspace!"), "gpu-memory"),
+        (
+            OOM("CUDA out of memory. Allocation was preemptively rejected because it would exceed the limit."),
+            "gpu-memory",
+        ),
         (accelerator(2, "CUDA error: out of memory\nSearch for"), "gpu-memory-runtime"),
+        (RuntimeError("CUDA driver error: out of memory"), "mapping"),
+        (RuntimeError("CUDA driver error: device not ready"), "library-failed"),
+        (
+            RuntimeError('!handles_.at(i) INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":487'),
+            "lost-allocator",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+            "library-failed",
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasSgemm( handle, opa)`"), None),
+        (
+            RuntimeError(
+                "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnSgetrf_bufferSize(h)`"
+            ),
+            "library-failed",
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), "library-failed"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "library-handle"),
+        (RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"), "library-failed"),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), "library-failed"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "library-handle"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), "library-failed"),
         (
@@ -89,6 +117,12 @@ def accelerator(code: int, text: str) -> Exception:
         (
             made("DistBackendError", "torch.distributed")(
                 "NCCL error in: x.cpp: unhandled cuda error: Failed to CUDA calloc 6 bytes"
+            ),
+            "communicator",
+        ),
+        (
+            made("DistBackendError", "torch.distributed")(
+                "NCCL error in: x.cpp: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
             ),
             "communicator",
         ),
@@ -178,6 +212,94 @@ def test_case_48_larger_than_the_card():
     fault = judge(classify(OOM(text)), None)
     assert fault.kind.id == "too-large"
     assert not fault.repeatable
+
+
+def test_the_table_is_whole():
+    """Each row leads to a kind and names its source, torch's rows the release too; each kind has a row or a judge."""
+    assert all(row.kind in KINDS and row.source for row in ROWS)
+    assert all(row.classes or row.text or row.codes for row in ROWS)
+    assert all(row.since for row in ROWS if row.library == "torch" and row.kind != "communicator")
+    judged = {"context", "too-large", "other-process"}
+    assert {row.kind for row in ROWS} | judged == set(KINDS)
+    assert {kind.repeat for kind in KINDS.values()} == {"ladder", "ambiguous", "never"}
+
+
+@pytest.mark.parametrize("code", STICKY_CODES)
+def test_each_sticky_code_is_a_lost_context(code):
+    """By error_code alone, with any text; never repeated."""
+    fault = classify(accelerator(code, "CUDA error: something"))
+    assert (fault.kind.id, fault.repeatable) == ("lost-context", False)
+
+
+STICKY = [
+    "device-side assert triggered",
+    "an illegal memory access was encountered",
+    "unspecified launch failure",
+    "misaligned address",
+    "an illegal instruction was encountered",
+    "hardware stack error",
+    "invalid program counter",
+    "the launch timed out and was terminated",
+    "uncorrectable ECC error encountered",
+]
+
+
+@pytest.mark.parametrize("text", STICKY)
+def test_each_sticky_text_is_a_lost_context(text):
+    """As torch before 2.8 says it, with no code; the same words without CUDA's name say nothing."""
+    assert kind_of(RuntimeError(f"CUDA error: {text}\nCUDA kernel errors might be ...")) == "lost-context"
+    assert kind_of(RuntimeError(text)) is None
+
+
+START_UP = (
+    "Found no NVIDIA driver on your system. Please check ...",
+    "The NVIDIA driver on your system is too old (found version 11040).",
+    "CUDA driver initialization failed, you might not have a CUDA gpu.",
+    "CUDA unknown error - this may be due to an incorrectly set up environment",
+    "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before ... Error 802: system not yet",
+    "No CUDA GPUs are available",
+    "cudaGetDeviceCount() returned cudaErrorNotSupported, likely running on CPU machine",
+    "Torch not compiled with CUDA enabled",
+)
+
+
+@pytest.mark.parametrize("text", START_UP)
+def test_each_text_of_a_start_that_failed(text):
+    """No matter of memory, not repeated, and the doctor is the next step."""
+    for failure in (RuntimeError(text), AssertionError(text)):
+        fault = classify(failure)
+        assert (fault.kind.id, fault.repeatable) == ("start-up", False)
+
+
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of which {} is free. {}"
+
+
+@pytest.mark.parametrize(
+    ("free", "rest", "kind"),
+    [
+        ("1.00 GiB", "Including non-PyTorch memory, this process has 3.00 GiB memory in use.", "other-process"),
+        ("1.00 GiB", "Including non-PyTorch memory, this process has 20.00 GiB memory in use.", "gpu-memory"),
+        ("19.00 GiB", "Including non-PyTorch memory, this process has 2.50 GiB memory in use.", "gpu-memory"),
+        ("1.00 GiB", "", "gpu-memory"),
+    ],
+)
+def test_other_processes_that_hold_the_card_are_told_by_the_message(free, rest, kind):
+    """Capacity, free and own: what is left is the others'. More than ours and than a quarter of the card decides."""
+    fault = judge(classify(OOM(FULL.format(free, rest))), None)
+    assert fault.kind.id == kind
+    assert fault.repeatable
+    assert fault.torch_allocator
+
+
+def test_an_expandable_segment_that_cannot_be_mapped_with_plenty_free(practice):
+    """On some platforms none can: not out of memory. With a full card it is."""
+    gpu = practice.gpu
+    gpu.empty("1 MiB")
+    text = RuntimeError("CUDA driver error: out of memory")
+    assert judge(classify(text), gpu.allocator).kind.id == "library-failed"
+    kept = gpu.empty("22.8 GiB")
+    assert judge(classify(text), gpu.allocator).kind.id == "mapping"
+    del kept
 
 
 @pytest.mark.parametrize("form", ["cublas", "cusolver", "cudnn", "cufft"])

@@ -101,6 +101,21 @@ def test_what_torch_214_and_215_append_changes_no_size(more):
             "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 256.00GiB with allocator GPU_0_bfc on device 0.",
             {"requested": 256 * GIB, "device": 0},
         ),
+        (
+            "RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB (2147483648B) on device ordinal 1",
+            {"requested": 2 * GIB, "device": 1},
+        ),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 512 bytes.", {"requested": 512}),
+        (
+            "[enforce fail at alloc_cpu.cpp:114] . DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+            "70368744177664 bytes.",
+            {"requested": 70368744177664},
+        ),
+        ("Unable to allocate 1.00 GiB for an array with shape (1,) and data type uint8", {"requested": GIB}),
+        (
+            "Out of memory allocating 1,024 bytes (allocated so far: 2,048 bytes, limit set to: 4,096 bytes).",
+            {"requested": 1024, "allocated": 2048, "allowed": 4096},
+        ),
         ("Unable to allocate 1.00 PiB for an array with shape (1,) and data type uint8", {"requested": None}),
         ("CUDA out of memory. Tried to allocate more than 1EB memory.", {"requested": None}),
         ("CUDA out of memory. Tried to allocate 17179869184.00 GiB", {"requested": None}),
