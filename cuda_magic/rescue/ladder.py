@@ -49,6 +49,8 @@ def attempt(rung: Rung, s: Situation, number: int) -> tuple[RungResult, Did | No
     before = s.room()
     did = rung.run(s)
     seconds = time.perf_counter() - started
+    if did.state == "skipped":
+        return RungResult(rung.id, did.state, did.reason, seconds=seconds, attempt=number), None
     freed = _freed(rung.id, before, s.room())
     return RungResult(rung.id, did.state, did.reason, freed, seconds, number, did.moved, did.cycles), did
 

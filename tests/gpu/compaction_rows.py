@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import pickle
+import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -18,6 +22,12 @@ from cuda_magic.memory.torch import allocator
 MIB = 1 << 20
 TOTAL = torch.cuda.get_device_properties(0).total_memory
 KEPT: list[object] = []
+READ: list[Callable[[], int]] = []
+"""Gives the first byte of the middle as another library or process sees it."""
+
+
+class Absent(Exception):
+    """What this row needs is not there."""
 
 
 def plain(tensor: torch.Tensor) -> None:
@@ -27,6 +37,76 @@ def plain(tensor: torch.Tensor) -> None:
 def dlpack(tensor: torch.Tensor) -> None:
     sys.modules.setdefault("jax", type(sys)("jax"))  # asked only where a consumer is loaded
     KEPT.append(torch.utils.dlpack.to_dlpack(tensor))
+
+
+def jax(tensor: torch.Tensor) -> None:
+    """An array of JAX's over the same memory."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    try:
+        import jax
+    except ImportError:
+        raise Absent("jax is not installed") from None
+    if jax.default_backend() != "gpu":
+        raise Absent(f"this jax sees no card: {jax.default_backend()}")
+    array = jax.dlpack.from_dlpack(tensor)
+    KEPT.append(array)
+    READ.append(lambda: int(array[0]))
+
+
+def _cupy() -> object:
+    try:
+        import cupy
+    except ImportError:
+        raise Absent("cupy is not installed") from None
+    return cupy
+
+
+def cupy_dlpack(tensor: torch.Tensor) -> None:
+    array = _cupy().from_dlpack(tensor)
+    KEPT.append(array)
+    READ.append(lambda: int(array[0]))
+
+
+def cupy_view(tensor: torch.Tensor) -> None:
+    array = _cupy().asarray(tensor)
+    KEPT.append(array)
+    READ.append(lambda: int(array[0]))
+
+
+def numba_view(tensor: torch.Tensor) -> None:
+    try:
+        from numba import cuda
+    except ImportError:
+        raise Absent("numba is not installed") from None
+    array = cuda.as_cuda_array(tensor)
+    KEPT.append(array)
+    READ.append(lambda: int(array[0]))
+
+
+RECEIVER = """
+import pickle, sys
+rebuild, arguments = pickle.load(sys.stdin.buffer)
+tensor = rebuild(*arguments)
+for line in sys.stdin.buffer:
+    print(int(tensor[0]), flush=True)
+"""
+
+
+def received(tensor: torch.Tensor) -> None:
+    """The tensor is open in another process, by its IPC handle."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    child = subprocess.Popen([sys.executable, "-c", RECEIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdin.write(pickle.dumps(reduce_tensor(tensor)))
+
+    def read() -> int:
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        return int(child.stdout.readline())
+
+    KEPT.append(child)
+    READ.append(read)
+    assert read() == 20
 
 
 def ipc(tensor: torch.Tensor) -> None:
@@ -88,6 +168,18 @@ def work(tensor: torch.Tensor) -> None:
     tensor.record_stream(other)
 
 
+def _seen(middle: torch.Tensor) -> bool | None:
+    """Whether what is written to the middle now is what the other side reads; None without another side."""
+    if not READ:
+        return None
+    middle.fill_(77)
+    torch.cuda.synchronize()
+    seen = READ[0]() == 77
+    middle.fill_(20)
+    torch.cuda.synchronize()
+    return seen
+
+
 def main(name: str) -> None:
     torch.cuda.init()
     whole = torch.empty(624 * MIB, dtype=torch.uint8, device="cuda")
@@ -98,7 +190,11 @@ def main(name: str) -> None:
     live = blocks[1::2]
     del blocks, tensor
     middle = live[9]
-    globals()[name](middle)
+    try:
+        globals()[name](middle)
+    except Absent as absent:
+        print(json.dumps({"row": name, "absent": str(absent)}))
+        return
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / TOTAL)
     own = allocator()
     free = 320  # all that is free, and more than lies on either side of the middle: it fits only if that moves too
@@ -128,9 +224,14 @@ def main(name: str) -> None:
             "moved": sum(live[i].data_ptr() != address for i, address in before.items()),
             "intact": intact,
             "the others stayed": kept,
+            "the other side sees": _seen(middle),
         }
     print(json.dumps(figures))
     sys.stdout.flush()
+    for child in KEPT:
+        if isinstance(child, subprocess.Popen):
+            child.stdin.close()
+            child.wait(20)
 
 
 if __name__ == "__main__":

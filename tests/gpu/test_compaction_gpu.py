@@ -125,9 +125,14 @@ def test_random_heaps_are_never_mispredicted():
     """A plan that was made comes true, nothing diverges, every byte is intact: heaps of all kinds, side by side."""
     from record import record
 
-    first = os.environ.get("HEAPS_FIRST", "0")
+    first = int(os.environ.get("HEAPS_FIRST", "0"))
     count, seconds = os.environ.get("HEAPS", "60"), os.environ.get("HEAPS_TIME", "15")
-    children = {k: start("compaction_heaps.py", k, first, count, seconds, settings=v) for k, v in HEAPS.items()}
+    # the small pool has many blocks and few moves: three processes, so that many heaps need work there too
+    runs = [(kind, kind, first) for kind in HEAPS] + [(f"small {n}", "small", first + n * 10_000) for n in (1, 2)]
+    children = {
+        name: start("compaction_heaps.py", kind, seed, count, seconds, settings=HEAPS[kind])
+        for name, kind, seed in runs
+    }
     results = {kind: ended(child) for kind, child in children.items()}
     for kind, (figures, wrong) in results.items():
         print(kind, figures, wrong)
@@ -141,7 +146,8 @@ def test_random_heaps_are_never_mispredicted():
     )
     for kind, (figures, wrong) in results.items():
         assert not wrong, (kind, wrong)
-        assert sum(n for how, n in figures["results"].items() if how not in {"fits", "none"}) >= 2, kind
+        worked = sum(n for how, n in figures["results"].items() if how not in {"fits", "none"})
+        assert worked >= 2, (kind, figures)
 
 
 def test_interrupts_at_any_moment_lose_no_byte():
@@ -160,7 +166,12 @@ ROWS = {
     # what is refused or why the tensor in the middle stays; does it move with --move-anyway
     "plain": ("", True),
     "dlpack": ("DLPack", True),
+    "jax": ("DLPack", True),
+    "cupy_dlpack": ("DLPack", True),
+    "cupy_view": ("cupy or numba look at its memory", True),
+    "numba_view": ("cupy or numba look at its memory", True),
     "ipc": ("not the caching allocator's alone", False),
+    "received": ("not the caching allocator's alone", False),
     "graph": ("captured CUDA graph", True),
     "thread": ("another thread (training)", True),
     "group": ("2 ranks", True),
@@ -185,6 +196,8 @@ def test_a_row_of_the_safety_table_on_the_card(rows, name):
     """Refused or left in place with the reason, and what --move-anyway does; the data is right in any case."""
     figures, wrong = rows[name]
     assert not wrong, wrong
+    if "absent" in figures:
+        pytest.skip(figures["absent"])
     words, moves = ROWS[name]
     first, second = figures["plain"], figures["anyway"]
     assert first["intact"] and second["intact"]
@@ -192,6 +205,9 @@ def test_a_row_of_the_safety_table_on_the_card(rows, name):
     if words:
         assert not first["middle moved"]
     assert second["done"] == second["middle moved"] == moves, figures
+    if first["the other side sees"] is not None:  # it does as long as the tensor stays: that is what the row is for
+        assert first["the other side sees"]
+        assert second["the other side sees"] == (not moves), figures
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -243,6 +259,22 @@ def test_where_the_time_goes(card):
         },
     )
     assert live
+
+
+@pytest.mark.two_gpus
+def test_ranks_of_one_job_are_not_moved_unless_asked(tmp_path):
+    """Two ranks with NCCL: refused; with --move-anyway all moves, and collectives and a DDP step are bitwise right."""
+    from record import record
+
+    children = [start("compaction_ranks.py", rank, tmp_path / "meet") for rank in (0, 1)]
+    results = [ended(child) for child in children]
+    print(*results, sep="\n")
+    assert not any(wrong for _, wrong in results), results
+    for figures, _ in results:
+        assert "2 ranks" in figures["refused"] and not figures["moved when refused"], figures
+        assert figures["done"] and figures["moved"] > 10 and figures["intact"], figures
+        assert figures["collectives right"] and figures["step bitwise the same"], figures
+    record("compact_ranks", {"ranks": 2, "moved": [f["moved"] for f, _ in results]})
 
 
 @pytest.mark.two_gpus

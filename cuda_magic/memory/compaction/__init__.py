@@ -39,6 +39,8 @@ class Outcome:
     """Bytes that went over the host and back."""
     planning: float = 0.0
     """Seconds for finding the plan."""
+    refused: str = ""
+    """Why nothing may be moved at all; nothing was tried then."""
 
 
 def _plan(allocator: Allocator, found: Survey, request: int) -> tuple[Plan | None, str]:
@@ -88,6 +90,8 @@ def _compact(allocator: Allocator, device: int, requests: tuple[int, ...], anywa
     for _ in range(TRIES):
         found = allocator.survey(device, anyway=anyway)
         surveyed = time.perf_counter()
+        if found.refused and not outcome.reason:
+            return Outcome(False, found.refused, seconds=surveyed - started, refused=found.refused)
         chosen, reason = None, ""
         for request in requests:
             chosen, reason = _plan(allocator, found, request)

@@ -14,7 +14,10 @@ __all__ = ["Asked", "Did", "Rung", "asked", "load"]
 
 @dataclass(frozen=True)
 class Did:
-    """What a rung did. `state` is ``ran``, ``on`` (in force for the repeat) or ``failed``."""
+    """What a rung did. `state` is ``ran``, ``on`` (in force for the repeat), ``failed``, or ``skipped``.
+
+    ``skipped`` is for what is found out only on the way, before anything was done.
+    """
 
     state: str = "ran"
     reason: str = ""
