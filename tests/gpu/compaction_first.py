@@ -12,9 +12,8 @@ import time
 from typing import Any
 
 import torch
+from capped import GIB, MIB, cap, strewn
 
-MIB, GIB = 1 << 20, 1 << 30
-TOTAL = torch.cuda.get_device_properties(0).total_memory
 SPENT: dict[str, float] = {}
 
 
@@ -31,19 +30,6 @@ def timed(owner: Any, name: str, label: str = "") -> None:
             SPENT[key] = SPENT.get(key, 0.0) + time.perf_counter() - started
 
     setattr(owner, name, call)
-
-
-def strewn() -> list[torch.Tensor]:
-    """56 blocks of 64 MiB strewn over 7 GiB, 1 GiB free."""
-    torch.cuda.set_per_process_memory_fraction(8 * GIB / TOTAL)
-    whole = torch.empty(7 * GIB, dtype=torch.uint8, device="cuda")
-    del whole
-    blocks = [torch.empty(64 * MIB, dtype=torch.uint8, device="cuda") for _ in range(112)]
-    live = blocks[::2]
-    for i, tensor in enumerate(live):
-        tensor.fill_(i)
-    torch.cuda.synchronize()
-    return live
 
 
 def watch() -> None:
@@ -75,7 +61,8 @@ def call() -> list[dict[str, Any]]:
     """Compaction alone."""
     rows = []
     for turn in range(3):
-        live = strewn()
+        cap(8 * GIB)
+        live = strewn(56, 64 * MIB, 64 * MIB)
         started = time.perf_counter()
         from cuda_magic.memory.compaction import compact
         from cuda_magic.memory.torch import allocator
@@ -107,7 +94,8 @@ def guard() -> list[dict[str, Any]]:
     shell.user_ns["torch"] = torch
     rows = []
     for turn in range(3):
-        live = strewn()
+        cap(8 * GIB)
+        live = strewn(56, 64 * MIB, 64 * MIB)
         if turn == 1:
             watch()
         before = time.perf_counter()

@@ -12,17 +12,12 @@ import sys
 import time
 
 import torch
+from capped import MIB, TOTAL, cap
 
 from cuda_magic.memory.compaction import compact
 from cuda_magic.memory.torch import allocator
 
-MIB, GIB = 1 << 20, 1 << 30
-TOTAL = torch.cuda.get_device_properties(0).total_memory
 OUT_OF_MEMORY = torch.OutOfMemoryError
-
-
-def cap(nbytes: int) -> None:
-    torch.cuda.set_per_process_memory_fraction(nbytes / TOTAL)
 
 
 class Heap:

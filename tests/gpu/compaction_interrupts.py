@@ -10,16 +10,10 @@ import sys
 import time
 
 import torch
+from capped import MIB, TOTAL, cap, strewn
 
 from cuda_magic.memory.compaction import compact
 from cuda_magic.memory.torch import allocator
-
-MIB = 1 << 20
-TOTAL = torch.cuda.get_device_properties(0).total_memory
-
-
-def cap(nbytes: int) -> None:
-    torch.cuda.set_per_process_memory_fraction(nbytes / TOTAL)
 
 
 def heap(host: bool) -> tuple[list[torch.Tensor], int]:
@@ -27,14 +21,8 @@ def heap(host: bool) -> tuple[list[torch.Tensor], int]:
     cap(TOTAL)
     gc.collect()
     torch.cuda.empty_cache()
-    sizes = (24, 16) if host else (16, 16)
-    whole = torch.empty(20 * sum(sizes) * MIB, dtype=torch.uint8, device="cuda")
-    del whole
-    blocks = [torch.empty(n * MIB, dtype=torch.uint8, device="cuda") for _ in range(20) for n in sizes]
-    live = blocks[::2]
-    del blocks
+    live = strewn(20, (24 if host else 16) * MIB, 16 * MIB)
     for i, tensor in enumerate(live):
-        tensor.fill_(i + 1)
         tensor[-1] = 200 + i
     torch.cuda.synchronize()
     cap(torch.cuda.memory_reserved())

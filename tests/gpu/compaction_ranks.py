@@ -10,12 +10,12 @@ import os
 import sys
 
 import torch
+from capped import MIB, TOTAL, cap, strewn
 from torch import distributed as dist
 
 from cuda_magic.memory.compaction import compact
 from cuda_magic.memory.torch import allocator
 
-MIB = 1 << 20
 os.environ["NCCL_NVLS_ENABLE"] = "0"
 
 
@@ -40,13 +40,9 @@ def main(rank: int, meet: str) -> None:
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{meet}", rank=rank, world_size=2)
     torch.manual_seed(0)
-    whole = torch.empty(640 * MIB, dtype=torch.uint8, device="cuda")
-    del whole
-    blocks = [torch.empty(8 * MIB, dtype=torch.uint8, device="cuda") for _ in range(80)]
-    live = blocks[::2]
-    del blocks
-    for i, tensor in enumerate(live):
-        tensor.fill_(i + 1 + rank)
+    live = strewn(40, 8 * MIB, 8 * MIB)
+    for tensor in live:
+        tensor.add_(rank)
     layers = [torch.nn.Linear(1024, 1024, device="cuda") for _ in range(4)]  # in the holes of the heap
     model = torch.nn.parallel.DistributedDataParallel(
         torch.nn.Sequential(*layers), device_ids=[rank], gradient_as_bucket_view=True
@@ -57,15 +53,14 @@ def main(rank: int, meet: str) -> None:
     assert summed(live, rank)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(rank).total_memory
-    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    cap(torch.cuda.memory_reserved())
     own = allocator()
     request = int(0.5 * (torch.cuda.memory_reserved() - torch.cuda.memory_allocated()))
     addresses = [t.data_ptr() for t in live]
     refused = compact(own, rank, request)
     stayed = addresses == [t.data_ptr() for t in live]
     moved = compact(own, rank, request, anyway=True)
-    torch.cuda.set_per_process_memory_fraction(1.0)
+    cap(TOTAL)
     intact = all(bool((t == i + 1 + rank).all()) for i, t in enumerate(live))
     dist.barrier()
     collectives = summed(live, rank)

@@ -15,12 +15,11 @@ import threading
 from collections.abc import Callable
 
 import torch
+from capped import MIB, TOTAL, cap
 
 from cuda_magic.memory.compaction import compact
 from cuda_magic.memory.torch import allocator
 
-MIB = 1 << 20
-TOTAL = torch.cuda.get_device_properties(0).total_memory
 KEPT: list[object] = []
 READ: list[Callable[[], int]] = []
 """Gives the first byte of the middle as another library or process sees it."""
@@ -195,7 +194,7 @@ def main(name: str) -> None:
     except Absent as absent:
         print(json.dumps({"row": name, "absent": str(absent)}))
         return
-    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / TOTAL)
+    cap(torch.cuda.memory_reserved())
     own = allocator()
     free = 320  # all that is free, and more than lies on either side of the middle: it fits only if that moves too
     pools = {id(t): t.data_ptr() for t in KEPT if isinstance(t, torch.Tensor) and name != "cow"}
@@ -208,12 +207,12 @@ def main(name: str) -> None:
         reason = mine[0].reason if mine else "not seen"
         del mine
         outcome = compact(own, 0, (300 if not anyway else free) * MIB, anyway=anyway)
-        torch.cuda.set_per_process_memory_fraction(1.0)
+        cap(TOTAL)
         intact = all(bool((t == 2 * i + 2).all()) for i, t in enumerate(live))
         kept = all(t.data_ptr() == pools[id(t)] for t in KEPT if id(t) in pools and t.numel() > 8)
         gc.collect()
         torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / TOTAL)
+        cap(torch.cuda.memory_reserved())
         figures["anyway" if anyway else "plain"] = {
             "refused": refused,
             "reason": reason,

@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from children import ended, start
 
 pytestmark = pytest.mark.gpu
 MIB, GIB = 1 << 20, 1 << 30
@@ -100,25 +100,6 @@ HEAPS = {
     "older": "expandable_segments:True",
 }
 """Kind of heap, settings."""
-
-
-def start(script: str, *arguments: object, settings: str = "") -> subprocess.Popen:
-    """A script of this folder, started."""
-    env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
-    words = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
-    return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(child: subprocess.Popen) -> tuple[dict, str]:
-    """(what it printed last, as JSON; what went wrong)."""
-    try:
-        out, error = child.communicate(timeout=90)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return {}, "it took more than 90 s: " + child.communicate()[1][-1500:]
-    if child.returncode:
-        return {}, out[-500:] + error[-1500:]
-    return json.loads(out.splitlines()[-1]), ""
 
 
 def test_random_heaps_are_never_mispredicted():
