@@ -7,6 +7,7 @@ Prints one line a heap: blocks, the plan, its moves and operations, and the medi
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import random
 import statistics
@@ -14,7 +15,6 @@ import sys
 import time
 from typing import Any
 
-from cuda_magic.memory.compaction import Rules
 from cuda_magic.memory.compaction.heap import Heap
 from cuda_magic.memory.compaction.plan import plan
 from cuda_magic.memory.compaction.replay import collector_paused
@@ -48,11 +48,16 @@ def rounding(blocks: int) -> tuple[Any, list[Any], int]:
     return one, [one.empty(7 * MIB) for _ in range(blocks)], GIB
 
 
-def random_sizes(blocks: int) -> tuple[Any, list[Any], int]:
+def random_sizes(blocks: int, streams: tuple[int, ...] = (0,), expandable: bool = False) -> tuple[Any, list[Any], int]:
     """Sizes from 1 to 64 MiB in segments of all kinds, half of them freed at random."""
     draw = random.Random(1)
     one = card(900)
-    live = [one.empty(int(2 ** draw.uniform(20.1, 26))) for _ in range(2 * blocks)]
+    one.allocator.caching[0].expandable = expandable
+    live = []
+    for i in range(2 * blocks):
+        one.allocator.stream = streams[i % len(streams)]
+        live.append(one.empty(int(2 ** draw.uniform(20.1, 26))))
+    one.allocator.stream = streams[0]
     draw.shuffle(live)
     del live[blocks:]
     one.empty_cache()
@@ -72,22 +77,59 @@ def small(blocks: int) -> tuple[Any, list[Any], int]:
     return one, live, GIB
 
 
+def fixed(blocks: int) -> tuple[Any, list[Any], int]:
+    """The same sizes; one in fifty blocks may not be moved."""
+    one, live, request = random_sizes(blocks)
+    draw = random.Random(2)
+    kept = {s.key for s in one.allocator.storages(0) if draw.random() < 0.02}
+    plain = one.allocator.storages
+
+    def storages(device: int, **options: Any) -> list[Any]:
+        return [dataclasses.replace(s, reason="held" if s.key in kept else "") for s in plain(device, **options)]
+
+    one.allocator.storages = storages
+    return one, live, request
+
+
+def streams(blocks: int) -> tuple[Any, list[Any], int]:
+    """The same sizes in the pools of three streams."""
+    return random_sizes(blocks, (0, 7, 9))
+
+
+def expandable(blocks: int) -> tuple[Any, list[Any], int]:
+    """The same sizes in expandable segments."""
+    return random_sizes(blocks, expandable=True)
+
+
+def tight(blocks: int) -> tuple[Any, list[Any], int]:
+    """Every hole is smaller than every block, and nothing else is free: only the host can help."""
+    one = card(4000)
+    size = 160 * MIB * blocks
+    one.limit(size)
+    one.empty(size)
+    made = [one.empty(n * MIB) for _ in range(blocks) for n in (96, 64)]
+    return one, made[::2], 700 * MIB
+
+
+HEAPS = (strewn, rounding, random_sizes, small, fixed, streams, expandable, tight)
+
+
 def main(blocks: int) -> dict[str, Any]:
     """Plans for each heap, the median of five."""
     results: dict[str, Any] = {}
-    for build in (strewn, rounding, random_sizes, small):
+    for build in HEAPS:
         one, live, request = build(blocks)
         found = one.allocator.survey(0)
 
         def make(found: Any = found) -> Heap:
-            return Heap.of(found.segments, found.storages, found.free, Rules())
+            return Heap.of(found.segments, found.storages, found.free, found.rules)
 
         times = []
         gc.collect()
         for _ in range(5):
             with collector_paused():  # as compaction does
                 started = time.process_time()
-                chosen = plan(make, request)
+                chosen = plan(make, request, host=lambda: 64 * GIB)
                 times.append(time.process_time() - started)
         results[build.__name__] = {
             "blocks": len(live),

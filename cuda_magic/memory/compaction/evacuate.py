@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
-
-from .goal import OP_COST, Goal
+from .goal import OP_COST, Goal, take
 from .heap import Heap
 from .pieces import HOLE, LIVE, Space, Stretch
 from .rules import ROUND_LARGE, UNLIMITED
@@ -116,7 +114,7 @@ def _empty_segments(heap: Heap, goal: Goal, units: list[Stretch], least: dict[Sp
         if live[0].need > room[-1]:
             continue
         own = [p.size for p in pieces if p.kind == HOLE and p.size >= least[space] and p.address in space.holes]
-        if not _take(space, [p.need for p in live], own, room, least[space]):
+        if take(space, [p.need for p in live], own, room):
             continue
         heap.shut(stretch)
         for piece in live:
@@ -136,34 +134,6 @@ def _empty_segments(heap: Heap, goal: Goal, units: list[Stretch], least: dict[Sp
         if heap.driver_free + (emptied if close else 0) >= goal.driver:
             break
     return emptied
-
-
-def _take(space: Space, needs: list[int], own: list[int], room: list[int], least: int) -> bool:
-    """Whether blocks of `needs` (largest first) find places in `room` without the holes `own`; then those are used up.
-
-    What is left over of a hole stays in `room` where it is not below `least`.
-    """
-    rules = space.rules
-    gone, new = list(own), []
-    for size in own:
-        del room[bisect.bisect_left(room, size)]
-    for need in needs:
-        at = bisect.bisect_left(room, need)
-        if at == len(room) or not rules.takes(room[at], need):
-            break
-        size = room.pop(at)
-        gone.append(size)
-        rest = rules.rest(size, need, space.small)
-        if rest >= least:
-            bisect.insort(room, rest)
-            new.append(rest)
-    else:
-        return True
-    for size in gone:
-        bisect.insort(room, size)
-    for rest in new:
-        del room[bisect.bisect_left(room, rest)]
-    return False
 
 
 def _reach(room: list[int]) -> int:

@@ -15,8 +15,10 @@ class Places:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.stretches: list[Stretch] = []
+        self.stretches: dict[Stretch, None] = {}
         self.ops: list[Op] = []
+        self.freer: dict[Stretch, None] = {}
+        """Where more has become free since the last release, in that order."""
 
     def _drop(self, hole: Piece) -> None:
         """Open a hole: its fillers go."""
@@ -43,6 +45,7 @@ class Places:
         return left
 
     def _vacate(self, piece: Piece) -> None:
+        self.freer[piece.stretch] = None
         piece.stretch.live -= piece.need
         piece.stretch.blocks -= 1
         piece.kind, piece.key, piece.need = OPEN, 0, 0
@@ -52,9 +55,7 @@ class Places:
         if space.filled:
             return
         space.filled = True
-        first = 0 if self.rules.expandable else bisect.bisect_left(space.order, (space.least, 0))
-        ends = {s.address + s.size for s in self.stretches if s.expandable and s.space is space}
-        space.split, space.part = self._fill(space, space.order[first:], ends)
+        space.split, space.part = self._fill(space, space.order[bisect.bisect_left(space.order, (space.held, 0)) :])
         for hole in space.holes.values():
             if isinstance(hole, Piece):
                 hole.fillers, hole.loose = space.fillers(hole.address, hole.size)
@@ -87,27 +88,21 @@ class Places:
         rules = self.rules
         # with expandable segments off, what is free in older ones is passed over by the allocator
         holes = [h for h in holes if rules.expandable or not h.stretch.expandable]
-        if not rules.expandable:
-            for hole in holes:
-                hole.loose = hole.size < space.least
-            holes = [h for h in holes if not h.loose]
-        ends = {h.stretch.address + h.stretch.size for h in holes if h.stretch.expandable}
-        split, part = self._fill(space, sorted((h.size, h.address) for h in holes), ends)
+        split, part = self._fill(space, sorted((h.size, h.address) for h in holes if h.size >= space.held))
         for hole in holes:
-            hole.fillers = split.get(hole.address, (hole.address,))
-            hole.loose = hole.address in part
+            if hole.size < space.held:
+                hole.loose = True
+            else:
+                hole.fillers = split.get(hole.address, (hole.address,))
+                hole.loose = hole.address in part
 
-    def _fill(
-        self, space: Space, order: list[tuple[int, int]], ends: set[int]
-    ) -> tuple[dict[int, tuple[int, ...]], set[int]]:
+    def _fill(self, space: Space, order: list[tuple[int, int]]) -> tuple[dict[int, tuple[int, ...]], set[int]]:
         """The requests that fill open holes, in the order in which the allocator serves each from the place meant.
 
         Parameters
         ----------
         order
             (size, address) of the holes, ascending.
-        ends
-            Where expandable stretches end: a hole there counts as large as it can become.
 
         Returns
         -------
@@ -115,22 +110,19 @@ class Places:
             The fillers of the holes that took other than one at their start; the holes of which a part took none.
         """
         rules, small, stream, ops = space.rules, space.small, space.stream, self.ops
-        if not rules.rounds and not rules.expandable and rules.max_split == UNLIMITED:
+        if not rules.rounds and rules.max_split == UNLIMITED:
             return self._fill_exactly(space, order)
         split: dict[int, tuple[int, ...]] = {address: () for _, address in order}
         part: set[int] = set()
         owner = {address: address for _, address in order}
-        least = 0 if rules.expandable else space.least
         while order:
             size, address = order[-1]
             request = rules.request(size, small)
-            if not request or size < least or not rules.takes(size, request):
+            if not request or size < space.held or not rules.takes(size, request):
                 order.pop()
                 part.add(owner[address])  # no block of this pool can be put there either
                 continue
             at = bisect.bisect_left(order, (request, 0))
-            if ends:  # others are taken before the end of an expandable stretch
-                at = next((i for i in range(at, len(order)) if sum(order[i]) not in ends), at)
             size, address = order.pop(at)
             hole = owner[address]
             split[hole] += (address,)
@@ -155,7 +147,7 @@ class Places:
                 last = address + size - rest
                 split[address] = tuple(range(address, last, SMALL))
                 whole += split[address]
-                if rest >= space.least:
+                if rest >= space.held:
                     split[address] += (last,)
                     rests.append((rest, last))
                 elif rest:

@@ -53,7 +53,9 @@ class Heap(Places):
                 continue  # a graph's pool or a MemPool: a move would take a block out of it
             space = heap.space(segment.stream, segment.pool == "small")
             stretch = Stretch.of(space, segment, movable)
-            heap.stretches.append(stretch)
+            heap.stretches[stretch] = None
+            if stretch.expandable or not (stretch.blocks or stretch.fixed):
+                heap.freer[stretch] = None
             space.least = min(space.least, stretch.least)
         for space in heap.spaces.values():
             # twice by a number is faster than once by pairs; they come in order of address
@@ -142,7 +144,8 @@ class Heap(Places):
             base = ARENA_BASE + self._arenas * ARENA_STEP
             self._arenas += 1
             stretch = Stretch(space, base, one, self.rules.expandable)
-            self.stretches.append(stretch)
+            self.stretches[stretch] = None
+            self.freer[stretch] = None
             stretch.first = hole = Piece(stretch, base, one, HOLE)
             hole.fillers = (base,)
             self.ops.append(Op("arena", base, request, 0, space.stream))
@@ -177,19 +180,20 @@ class Heap(Places):
         """Give what only fillers hold back to the driver, by segments and pages; gives its bytes."""
         freed = 0
         ends: list[Piece] = []
-        parts: list[Stretch] = []
-        for stretch in [s for s in self.stretches if s.expandable or not (s.blocks or s.fixed)]:
+        for stretch in self.freer:
             if not stretch.blocks and not stretch.fixed:
                 if stretch.first is not None:
                     self._drop(stretch.first)
                 stretch.gone = True
                 freed += stretch.size
-            elif any(p.kind == HOLE and p.size >= self._page(p) for p in stretch.pieces()):
-                gone, rows = self._unmap(stretch, ends)
+            elif stretch.expandable and self._pages(stretch):
+                gone, parts = self._unmap(stretch, ends)
                 stretch.gone = True
                 freed += gone
-                parts += rows
-        self.stretches = [s for s in self.stretches if not s.gone] + parts
+                self.stretches |= dict.fromkeys(parts)
+            if stretch.gone:
+                del self.stretches[stretch]
+        self.freer = {}
         if freed:
             self.ops.append(Op("empty"))
             self.driver_free += freed
@@ -198,8 +202,13 @@ class Heap(Places):
         return freed
 
     # -- inside
-    def _page(self, piece: Piece) -> int:
-        return self.rules.page(piece.stretch.space.small)
+    def _pages(self, stretch: Stretch) -> bool:
+        """Whether a whole page of an expandable stretch is free."""
+        page, base = self.rules.page(stretch.space.small), stretch.address
+        return any(
+            size >= page and -(-(address - base) // page) < (address + size - base) // page
+            for address, size in stretch.holes()
+        )
 
     def _unmap(self, stretch: Stretch, ends: list[Piece]) -> tuple[int, list[Stretch]]:
         """Whole pages without a block leave an expandable stretch, which falls into parts."""

@@ -10,8 +10,8 @@ from .rules import ROUND_LARGE, Rules
 __all__ = ["out"]
 
 
-def out(heap: Heap, goal: Goal) -> bool:
-    """Whole segments leave for the host, as few bytes as possible, and come back packed into a new one."""
+def out(heap: Heap, goal: Goal, most: int) -> bool:
+    """Whole segments leave for the host, as few bytes as possible and `most` at once; they come back packed."""
     heap.release()
     units = [s for s in heap.stretches if s.blocks and not s.fixed and not s.space.small]
     units.sort(key=lambda s: ((s.live - s.size) / s.live, s.address))
@@ -25,6 +25,8 @@ def out(heap: Heap, goal: Goal) -> bool:
         if heap.driver_free + gained >= goal.driver + sum(_pack(heap.rules, n) for n in packs.values()):
             break
     else:
+        return False
+    if sum(packs.values()) > most:
         return False
     for stretch in taken:
         for piece in [p for p in stretch.pieces() if p.kind == LIVE]:

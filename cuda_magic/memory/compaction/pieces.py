@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from .rules import SMALL, UNLIMITED, Rules
+from .rules import SMALL, SMALLEST, UNLIMITED, Rules
 
 if TYPE_CHECKING:
     from ..allocator import Block, Segment
@@ -129,10 +129,11 @@ class Stretch:
     def first(self, piece: Piece) -> None:
         self._first = piece
 
-    @property
-    def made(self) -> bool:
-        """Whether its pieces were looked at."""
-        return self._raw is None
+    def holes(self) -> list[tuple[int, int]]:
+        """(address, size) of what is free in it; makes no pieces."""
+        if self._raw is not None:
+            return [(address, size) for address, size, state, _ in self._raw[0] if state == "free"]
+        return [(p.address, p.size) for p in self.pieces() if p.kind == HOLE]
 
     def _make(self) -> None:
         assert self._raw is not None
@@ -192,6 +193,11 @@ class Space:
         self.barred = (0, 0)
         """Addresses that are being emptied: no targets."""
 
+    @property
+    def held(self) -> int:
+        """A smaller hole is not held: nothing goes into it."""
+        return SMALLEST if self.rules.expandable else self.least
+
     def add(self, hole: Piece) -> None:
         low, high = self.barred
         if hole.stretch.closed or low <= hole.address < high:
@@ -218,7 +224,7 @@ class Space:
 
     def fillers(self, address: int, size: int) -> tuple[tuple[int, ...], bool]:
         """(addresses of the fillers that the hole got when the pool was filled, whether a part of it got none)."""
-        if not self.rules.expandable and size < self.least:
+        if size < self.held:
             return (), True
         return self.split.get(address, (address,)), address in self.part
 

@@ -81,8 +81,9 @@ def plan(
     room = host() if not found else 0
     if room > 0:
         attempt("out", lambda h, g: slide_any(h, g, room))
-        attempt("out", out)
         found = [p for p in found if p.parked <= room]
+        # whole segments take longer, unless they are fewer bytes
+        attempt("out", lambda h, g: out(h, g, min([room, *(_cost(p) // HOST_COST for p in found)])))
     return min(found, key=_cost, default=None)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import accumulate
 
-from .goal import OP_COST, Goal, place_all
+from .goal import OP_COST, Goal, take
 from .heap import Heap
 from .pieces import FIXED, HOLE, LIVE, Piece, Space
 from .rules import ROUND_LARGE
@@ -40,23 +39,21 @@ def _windows(space: Space, heap: Heap, need: int) -> Iterator[tuple[int, int, Pi
 
 def window(heap: Heap, goal: Goal) -> bool:
     space = goal.space(heap)
+    room = space.sizes(0)
     for _, _, first, last in nsmallest(WINDOWS, _windows(space, heap, goal.need)):
         # the holes beside it are part of it: what is vacated there becomes one with them
         low = first.before if first.before is not None and first.before.kind == HOLE else first
         high = last.after if last.after is not None and last.after.kind == HOLE else last
         inside = _row(low, high)
         live = sorted((p for p in inside if p.kind == LIVE), key=lambda p: -p.need)
-        room = list(space.order)
-        for hole in inside:
-            if hole.kind == HOLE:
-                del room[bisect.bisect_left(room, (hole.size, hole.address))]
-        sizes = [size for size, _ in room]
+        needs = [p.need for p in live]
+        own = [p.size for p in inside if p.kind == HOLE]
         arena = 0
-        left = place_all(space.rules, space.small, [p.need for p in live], list(sizes))
+        left = take(space, needs, own, room)
         if left:
             arena = min(-(-left // ROUND_LARGE) * ROUND_LARGE, heap.driver_free)
             parts = [one for one, _ in heap.arena_sizes(space, arena)]
-            if place_all(space.rules, space.small, [p.need for p in live], sorted(sizes + parts)):
+            if not parts or take(space, needs, own, sorted(room + parts)):
                 continue
         stretch = first.stretch
         heap.bar(stretch, low.address, high.end)
