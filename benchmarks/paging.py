@@ -8,7 +8,9 @@ Prints one JSON line. `train` is bitwise compared with enough memory.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import itertools
 import json
 import sys
@@ -105,7 +107,18 @@ def small_costs() -> dict[str, float]:
 class Clock:
     """Seconds of a pager's functions without those that they call, and how often, by phase."""
 
-    NAMES = ("begin", "done", "leave", "_candidates", "_bring", "_bring_ahead", "_come", "_written", "make_room")
+    NAMES = (
+        "begin",
+        "done",
+        "_leave",
+        "_save_next",
+        "_judge",
+        "_bring",
+        "_bring_ahead",
+        "_keep_free",
+        "_come",
+        "make_room",
+    )
 
     def __init__(self, *owners: Any) -> None:
         self.phase = ""
@@ -241,7 +254,7 @@ def train(layers: int, width: int, steps: int = 6) -> dict[str, Any]:
                 "faults": pager.faults,
                 "ahead": pager.ahead,
                 "left": pager.evictions,
-                "errors": pager.errors,
+                "errors": store.errors,
                 "ooms": allocator.ooms(0),
             }
         )
@@ -259,7 +272,7 @@ def train(layers: int, width: int, steps: int = 6) -> dict[str, Any]:
             rows.append({k: now[k] - before[k] for k in now} | {"s": seconds})
         told["steps"] = rows
         told["copied both ways GB/s"] = [round((r["in"] + r["out"]) / 1e9 / r["s"], 1) for r in rows]
-        clock = Clock(pager, found.watcher.retry.rescue)
+        clock = Clock(pager, pager._victims, found.watcher.retry.rescue)
         phases: dict[str, Counter[str]] = {name: Counter() for name in PHASES}
         last: list[Any] = ["", 0.0, state()]
 
@@ -296,16 +309,18 @@ def train(layers: int, width: int, steps: int = 6) -> dict[str, Any]:
 
 CELLS = (
     ("plain", None, ""),
-    ("activations", 4.0, "--without page"),
-    ("page at the call", 4.0, ""),
-    ("activations", 2.5, "--without page"),
-    ("page at the call", 2.5, ""),
-    ("page only", 2.5, "--only page,retry"),
+    ("activations", 4.0, "--only activations"),
+    ("page at the call", 4.0, "--retry-at-call"),
+    ("page at the call of a repeat", 4.0, "--without activations"),
+    ("as it comes", 4.0, ""),
+    ("activations", 2.5, "--only activations"),
+    ("page at the call", 2.5, "--retry-at-call"),
+    ("as it comes", 2.5, ""),
 )
 
 
 def order() -> dict[str, Any]:
-    """The step of 16 x Linear(1024) and GELU, batch 65,536, in guarded cells under a cap, each three times."""
+    """Steps of 16 x Linear(1024) and GELU, batch 65,536, four in one statement, guarded under a cap, each twice."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()
@@ -316,40 +331,45 @@ def order() -> dict[str, Any]:
     names["net"] = net = torch.nn.Sequential(
         *[m for _ in range(16) for m in (linear(1024, 1024, device="cuda"), torch.nn.GELU())]
     )
-    names["x"] = torch.randn(65536, 1024, device="cuda")
-    names["torch"] = torch
+    names |= {"x": torch.randn(65536, 1024, device="cuda"), "torch": torch, "now": time.perf_counter}
     shell.run_cell(
-        "def step():\n    loss = net(x).square().mean()\n    loss.backward()\n    torch.cuda.synchronize()\n"
-        "    return float(loss)"
+        "def steps():\n    told = []\n    for _ in range(4):\n        net.zero_grad(set_to_none=True)\n"
+        "        loss = net(x).square().mean()\n        loss.backward()\n        torch.cuda.synchronize()\n"
+        "        told.append((float(loss), now()))\n        del loss\n    return told"
     )
     told: dict[str, Any] = {}
     want: Any = None
     for name, limit, options in CELLS:
-        for number in range(3):
+        for number in range(2):
             net.zero_grad(set_to_none=True)
             cap(None if limit is None else int(limit * GIB))
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()
             started = time.perf_counter()
-            head = f"%%cuda_guard --quiet --report report {options}\n" if limit is not None else ""
-            result = shell.run_cell(f"{head}loss = step()")
+            head = f"%%cuda_guard --report report {options}\n" if limit is not None else ""
+            with io.StringIO() as quiet, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+                result = shell.run_cell(f"{head}r = steps()")
+                said = quiet.getvalue()
             seconds = time.perf_counter() - started
-            got = [names["loss"], digest(p.grad for p in net.parameters())] if result.success else None
+            r = names.get("r") or []
+            got = [[loss for loss, _ in r], digest(p.grad for p in net.parameters())] if result.success else None
             want = want or got
             report = names.get("report")
             told[f"{name}, {limit} GiB, {number}"] = {
                 "s": round(seconds, 3),
+                "steps": [round(b - a, 3) for a, b in itertools.pairwise([started, *(at for _, at in r)])],
                 "peak GiB": round(torch.cuda.max_memory_allocated() / GIB, 2),
                 "equal": got == want,
-                "on": [r.id for r in report.rungs if r.state == "on"] if report is not None else [],
+                "rungs": [[x.id, x.state, x.reason, x.attempt] for x in report.rungs] if report is not None else [],
                 "calls": [[c.op, c.times, c.how, c.backward] for c in report.calls] if report is not None else [],
                 "paged": repr(report.paged) if report is not None else "",
-                "error": repr(result.error_in_exec)[:200] if result.error_in_exec else "",
+                "said": said if result.success else said[-600:],
             }
             result = report = None
-            names.pop("loss", None)
+            names.pop("r", None)
             names.pop("report", None)
-            shell.run_cell("1/0", silent=True)
+            with io.StringIO() as quiet, contextlib.redirect_stdout(quiet):
+                shell.run_cell("1/0", silent=True)
     return told
 
 

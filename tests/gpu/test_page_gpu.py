@@ -28,12 +28,17 @@ def on():
     from torch.utils._python_dispatch import _get_current_dispatch_mode
     return _get_current_dispatch_mode() is not None
 def link():
-    h = torch.empty(G, dtype=torch.uint8, pin_memory=True); d = torch.empty(G, dtype=torch.uint8, device='cuda')
-    best = {}
-    for name, a, b in (('in', d, h), ('out', h, d)):
+    hs = [torch.empty(G, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    ds = [torch.empty(G, dtype=torch.uint8, device='cuda') for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in range(2)]; best = {}
+    come, go = (ds[0], hs[0]), (hs[1], ds[1])
+    for name, pairs in (('in', [come]), ('out', [go]), ('both', [come, go])):
         for _ in range(4):
-            torch.cuda.synchronize(); t = time.perf_counter(); a.copy_(b, non_blocking=True); torch.cuda.synchronize()
-            best[name] = max(best.get(name, 0), 1.073741824 / (time.perf_counter() - t))
+            torch.cuda.synchronize(); t = time.perf_counter()
+            for stream, (a, b) in zip(streams, pairs):
+                with torch.cuda.stream(stream): a.copy_(b, non_blocking=True)
+            torch.cuda.synchronize(); t = time.perf_counter() - t
+            best[name] = max(best.get(name, 0), len(pairs) * 1.073741824 / t)
     return best
 kept = {*globals(), 'kept'}
 """
@@ -91,25 +96,26 @@ def test_training_beyond_the_cap(kernel):
         "        times.append((time.perf_counter() - a, s.store.in_bytes - b[0], s.store.out_bytes - b[1]))\n"
         "    return net, opt, losses, times\n"
         "from cuda_magic.memory.torch.parking.session import session; s = session(torch)\n"
-        "net, opt, want, plain = train(6); wanted = digest(net.parameters()); w = 4 * size(net)\n"
+        "net, opt, want, plain = train(8); wanted = digest(net.parameters()); w = 4 * size(net)\n"
         "del net, opt; fresh()\n"
         "best = link(); fresh(); held = w / 1.3; cap(held)"
     )
-    report = kernel.guard("net, opt, got, times = train(6)", "--retry-at-call")
+    report = kernel.guard("net, opt, got, times = train(8)", "--retry-at-call")
     assert report["raised"] is None, report
     figures = kernel.read(
         "(lambda later: {'params+grads+state GiB': w/G, 'cap GiB': held/G, 'plain s': min(t for t, _, _ in plain),"
         "'first s': times[0][0], 'paged s': [t for t, _, _ in later], 'link GB/s': best,"
         "'in GB/s': sum(b for _, b, _ in later) / 1e9 / sum(t for t, _, _ in later),"
         "'out GB/s': sum(o for _, _, o in later) / 1e9 / sum(t for t, _, _ in later),"
-        "'in GiB a step': sum(b for _, b, _ in later) / len(later) / G})(times[1:])"
+        "'in GiB a step': sum(b for _, b, _ in later) / len(later) / G,"
+        "'out GiB a step': sum(o for _, _, o in later) / len(later) / G})(times[3:])"
     )
     record("page_training", {**figures, "report": report["paged"]})
     assert kernel.read("got == want")
     kernel.ok("cap(total)")
     assert kernel.read("digest(net.parameters()) == wanted")
-    # in the steady state, both ways at once
-    assert figures["in GB/s"] + figures["out GB/s"] >= figures["link GB/s"]["in"] / 2, figures
+    # in the steady state: of what the link carries when both ways are busy at once
+    assert figures["in GB/s"] + figures["out GB/s"] >= figures["link GB/s"]["both"] / 2, figures
 
 
 def test_inference_of_a_model_larger_than_the_cap(kernel):
@@ -263,7 +269,7 @@ def test_another_stream_sees_what_was_paged(kernel):
     """Ops on two streams: the device is waited for, numbers are right."""
     kernel.ok(
         "ws = [torch.full((16 * M,), float(i), device='cuda') for i in range(24)]; side = torch.cuda.Stream()\n"
-        "fresh(); cap(torch.cuda.memory_reserved() + 64 * M)"
+        "torch._C._cuda_clearCublasWorkspaces(); fresh(); cap(torch.cuda.memory_reserved() + 16 * M)"
     )
     report = kernel.guard(
         "out = []\nfor _ in range(3):\n    for i, w in enumerate(ws):\n"
@@ -357,3 +363,120 @@ def test_without_the_option_the_loop_is_refused_not_restarted(kernel):
     )
     report = kernel.guard(code)
     assert report["status"] == "refused", report
+
+
+def test_paging_may_begin_inside_backward(kernel):
+    """Live tensors fill the card when backward begins: they leave at the call, on autograd's thread; numbers equal."""
+    kernel.ok(
+        "def run(fill=lambda: None):\n"
+        "    torch.manual_seed(0); net = mlp(4096, 8); x = torch.randn(256, 4096, device='cuda')\n"
+        "    loss = net(x).square().mean(); fill(); loss.backward()\n"
+        "    return loss.item(), digest(p.grad for p in net.parameters())\n"
+        "want = run(); fresh(); live = []\n"
+        "def fill():\n"
+        "    torch.cuda.empty_cache(); cap(torch.cuda.memory_reserved() + 288 * M)\n"
+        "    for i in range(4): live.append(torch.full((16 * M,), float(i), device='cuda'))"
+    )
+    report = kernel.guard("got = run(fill)", "--retry-at-call --without collect,caches")
+    assert report["raised"] is None
+    assert kernel.read("got == want")
+    assert any(call["backward"] and "page" in call["how"] for call in report["calls"]), report["calls"]
+    kernel.ok("cap(total)")
+    assert kernel.read("[float(t.double().mean()) for t in live]") == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_an_operation_larger_than_the_card_is_told_before_it_is_tried(kernel):
+    """foreach names all at once: its sentence names the op and both sizes, nothing was changed."""
+    kernel.ok(
+        "ws = [torch.full((16 * M,), float(i), device='cuda') for i in range(12)]; want = digest(ws)\n"
+        "fresh(); cap(512 * M)"
+    )
+    report = kernel.guard("big = E(.1)\ntorch._foreach_add_(ws, 1)", "--retry-at-call")
+    assert "larger than the card" in report["raised"], report["raised"]
+    assert "_foreach_add_" in report["raised"]
+    assert "0.75 GiB" in report["raised"]
+    kernel.ok("del big; cap(total)")
+    assert kernel.read("digest(ws) == want")
+    print(report["next_steps"])
+
+
+@pytest.mark.parametrize("fails", ["the host's memory", "a copy out", "a copy back", "memory to come back to"])
+def test_a_step_of_paging_that_fails_loses_nothing(kernel, fails):
+    """The error that shows is the user's own, or that of the operation which cannot run; every tensor has its data."""
+    kernel.ok(
+        "from cuda_magic.memory.torch.parking import arena, lane, session as sessions\n"
+        "s = sessions.session(torch)\n"
+        "ws = [torch.full((16 * M,), float(i), device='cuda') for i in range(12)]; want = digest(ws)\n"
+        "fresh(); cap(torch.cuda.memory_reserved() + 64 * M); calls = [0]\n"
+        "def failing(owner, name, error, at, last):\n"
+        "    old = getattr(owner, name)\n"
+        "    def call(*a, **k):\n"
+        "        calls[0] += 1\n"
+        "        if at <= calls[0] <= last: raise error\n"
+        "        return old(*a, **k)\n"
+        "    setattr(owner, name, call); return lambda: setattr(owner, name, old)\n"
+        "full = torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 64.00 MiB (injected).')\n"
+        "owner, name, error = {\n"
+        "    \"the host's memory\": (arena.Arena, 'take', arena.NoHostMemory('no host memory (injected)')),\n"
+        "    'a copy out': (lane.CudaLane, 'out', RuntimeError('a copy failed (injected)')),\n"
+        "    'a copy back': (lane.CudaLane, 'back', RuntimeError('a copy failed (injected)')),\n"
+        "    'memory to come back to': (lane.CudaLane, 'back', full)}"
+        f"[{fails!r}]\n"
+        "undo = failing(owner, name, error, 3, 3 if name == 'back' else 1 << 30)\n"
+        "def work():\n"
+        "    y = [torch.ones(16 * M, device='cuda') for _ in range(4)]\n"
+        "    for _ in range(2):\n"
+        "        for w in ws: y[0] += w\n"
+        "    return float(y[0].double().mean())"
+    )
+    report = kernel.guard("r = work()", "--retry-at-call --without collect,caches")
+    kernel.ok("undo()")
+    print(fails, kernel.read("calls"), report["raised"], report["paged"])
+    assert kernel.read("calls[0]") >= 3
+    shown = report["raised"] or ""
+    if fails == "memory to come back to":
+        assert not shown  # others leave, and it is tried again
+        assert kernel.read("r") == 1 + 2 * 66
+    elif fails == "a copy back":
+        # brought back ahead, it is tried again; else the operation whose tensor it is cannot run
+        assert "a copy failed" in shown or kernel.read("r") == 1 + 2 * 66
+    else:
+        assert "out of memory" in shown
+        assert "injected" not in shown
+        assert "injected" in report["paged"]["refused"]
+    kernel.ok("%cuda_guard --off\ncap(total)")
+    kernel.run("1/0")
+    kernel.ok("import gc; gc.collect()")
+    assert kernel.guard("pass")["raised"] is None
+    assert kernel.read("s.store.nbytes") == 0
+    assert kernel.read("digest(ws) == want")
+
+
+def test_what_an_interrupt_leaves_parked_comes_back_where_there_is_room(kernel):
+    """By the next guarded cell, by %gpu_mem --free, and by any cell behind the guarded one."""
+    kernel.ok(
+        "from cuda_magic.memory.torch.parking.session import session; s = session(torch)\n"
+        "ws = [torch.full((16 * M,), float(i), device='cuda') for i in range(12)]; want = digest(ws)\n"
+        "fresh(); room = torch.cuda.memory_reserved() + 64 * M\n"
+        "def work():\n"
+        "    global hold; hold = E(.4); os.kill(os.getpid(), signal.SIGINT)\n"
+        "    while True: hold[:8].sum()"
+    )
+    for back in ("guard", "free", "line", "any"):
+        kernel.ok("fresh(); cap(room)")
+        report = kernel.guard("work()", "--retry-at-call --without collect,caches")
+        assert "KeyboardInterrupt" in report["raised"]
+        assert kernel.read("s.store.nbytes") > 0, back  # `hold` still fills the card
+        kernel.run("1/0")
+        if back == "guard":
+            kernel.ok("del hold")
+            assert kernel.guard("pass")["raised"] is None
+        elif back == "free":
+            kernel.ok("hold = None; %gpu_mem --free")
+        elif back == "line":
+            kernel.ok("hold = None\n%cuda_guard")
+        else:
+            kernel.ok("del hold")
+        assert kernel.read("s.store.nbytes") == 0, back
+        assert kernel.read("on()") is False
+        assert kernel.read("digest(ws) == want")

@@ -15,7 +15,11 @@ pytestmark = pytest.mark.torch
 
 from parking_doubles import Card, CardMode  # noqa: E402
 
+from cuda_magic.memory.torch.parking.arena import Arena  # noqa: E402
+from cuda_magic.memory.torch.parking.lane import PlainLane  # noqa: E402
 from cuda_magic.memory.torch.parking.order import Order  # noqa: E402
+from cuda_magic.memory.torch.parking.parked import Store  # noqa: E402
+from cuda_magic.memory.torch.parking.session import Session  # noqa: E402
 
 KIB = 1024
 
@@ -275,10 +279,55 @@ def test_the_order_of_an_iteration_predicts_the_next():
         order.used(key)
     order.used(1)
     order.used(2)
-    assert list(order.ahead(3)) == [3, 4, 3]
+    assert [order.expected(n) for n in (1, 2, 3)] == [3, 4, 3]
     assert order.distance(3) == 1
     assert order.distance(11) > order.distance(4)
     assert order.distance(99) is None
+
+
+def iteration_of(order, living, parameters=(1, 2, 3)):
+    """Forward, then a gradient made for each parameter, used by a step, dead when the next iteration begins."""
+    living.clear()
+    for p in parameters:
+        order.used(p)
+    gradients = {p: order.made(64, living.__contains__) for p in reversed(parameters)}
+    living.update(gradients.values())
+    for p, g in gradients.items():
+        order.used(p)
+        order.used(g)
+    return gradients
+
+
+def test_what_each_iteration_makes_anew_bears_the_name_of_the_one_before():
+    """So a gradient's next use is known; not while the older one lives, and not where the size is another."""
+    order, living = Order(), set()
+    for p in (1, 2, 3):
+        assert order.new() == p
+    iteration_of(order, living)
+    second = iteration_of(order, living)
+    assert iteration_of(order, living) == second
+    order.used(1)
+    assert order.distance(second[3]) == 3
+    order.used(2)
+    order.used(3)
+    assert order.made(128, living.__contains__) not in second.values()
+    living.clear()
+    assert order.made(64, living.__contains__) == second[3]
+    assert order.made(64, set(second.values()).__contains__) not in second.values()
+
+
+def test_what_is_made_in_no_order_does_not_hide_the_order_of_parameters():
+    """Results of another size in each iteration: the parameters still tell where we are."""
+    order = Order()
+    names = [order.new() for _ in range(6)]
+    for step in range(4):
+        for name in (*names, *reversed(names)):
+            order.used(name)
+            result = order.made(1000 + step, lambda other: False)
+            order.used(result)
+    order.used(names[0])
+    order.used(names[1])
+    assert names[2] in [order.expected(n) for n in range(1, 5)]
 
 
 def test_what_a_cycle_uses_last_leaves_first():
@@ -300,4 +349,62 @@ def test_what_a_cycle_uses_last_leaves_first():
         came = (session.store.in_bytes - before) // (4 * KIB)
         card.cap *= 10
     assert came <= 8  # 12 by the rule of the longest unused; 5 are the least possible
+    assert not session.on
+
+
+class Ordered(PlainLane):
+    """A lane whose copies out end only when somebody waits for them: what is told of them, in order."""
+
+    def __init__(self, card):
+        super().__init__(torch, card.ask)
+        self.told = []
+        self.under_way = {}
+
+    def out(self, storage, buffer, nbytes):
+        event = len(self.told)
+        self.told.append(("out", event))
+        self.under_way[event] = lambda: PlainLane.out(self, storage, buffer, nbytes)
+        return event
+
+    def _end(self, event):
+        copy = self.under_way.pop(event, None)
+        if copy is not None:
+            copy()
+
+    def vacate(self, event):
+        self.told.append(("vacate", event))
+        self._end(event)
+
+    def wait(self, event):
+        self.told.append(("wait", event))
+        self._end(event)
+
+
+def test_a_copy_made_in_advance_is_waited_for_before_a_change_and_before_leaving():
+    """The contents at the moment of the copy are what is kept; reading waits for nothing."""
+    card = Card(1 << 20)
+    lane = Ordered(card)
+    arena = Arena(torch, pin=False, limit=1 << 30)
+    session = Session(torch, Store(torch, lambda: arena, lambda device: lane))
+    pager = card.paged(session)
+    weights = [torch.full((KIB,), float(i)) for i in range(3)]
+    card.take_over(weights)
+    pager.follow(storage_of(w) for w in weights)
+    entries = [session.store.followed[storage_of(w)._cdata] for w in weights]
+    with CardMode(card), session.watched():
+        for entry, w in zip(entries, weights, strict=True):
+            session.store.save(entry, storage_of(w))
+        assert [e.clean and e.saving for e in entries] == [True] * 3
+        weights[0].sum()
+        assert lane.told == [("out", 0), ("out", 1), ("out", 2)]
+        weights[0].add_(1)  # the copy has ended by then
+        assert lane.told[3:] == [("wait", 0)]
+        assert not entries[0].clean
+        session.store.leave(entries[1], storage_of(weights[1]))
+        assert lane.told[4:] == [("vacate", 1)]
+        assert storage_of(weights[1]).nbytes() == 0
+        weights[2].data_ptr()  # who knows its address may write to it
+        assert ("wait", 2) in lane.told
+        assert not entries[2].clean
+    assert [float(w[0]) for w in weights] == [1.0, 1.0, 2.0]
     assert not session.on

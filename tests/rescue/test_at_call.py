@@ -64,8 +64,23 @@ class CardAllocator(TorchAllocator):
     def moving_refused(self, device, *, doing="move", anyway=False):
         return "not a real card"
 
+    def started(self):
+        return True
+
+    def empty_cache(self):
+        pass
+
+    def clear_workspaces(self):
+        return []
+
+    def parked(self):
+        return self.session.store.nbytes
+
     def settle(self, ended=False):
         return self.session.settle(ended=ended)
+
+    def release_host(self, *, excess=False):
+        return 0 if excess else self.session.store._place().release()
 
     def ops(self):
         found = Control(
@@ -316,3 +331,52 @@ def test_what_the_user_named_comes_before_paging_at_the_call(cells, card):
     assert cells.names["n"] < 32
     assert cells.report.paged is None
     assert cells.rung("shrink").state == "ran"
+
+
+@pytest.fixture
+def interrupted(cells, card, loaded):
+    """A shell whose guarded, paging cell was interrupted while what it made fills the card: much stays parked."""
+    loaded.user_ns.update(torch=torch, MIB=MIB, gc=gc)
+    loaded.run_cell("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    code = "%%cuda_guard --retry-at-call\nnew = torch.ones(24 * MIB); ts[0].sum(); raise KeyboardInterrupt"
+    assert isinstance(loaded.run_cell(code).error_in_exec, KeyboardInterrupt)
+    assert cells.allocator.parked() > 0
+    assert cells.allocator.session.on
+    loaded.run_cell("1")
+    assert cells.allocator.parked() > 0  # still no room
+    return loaded
+
+
+BACK = {
+    "the next guarded cell": "%%cuda_guard\nnew = None",
+    "the report": "new = None\n%cuda_guard",
+    "free": "new = None\nfreed = get_ipython().run_line_magic('gpu_mem', '--free')",
+    "unloading": "new = None\n%unload_ext cuda_magic\n%load_ext cuda_magic",
+}
+
+
+@pytest.mark.parametrize("how", BACK)
+def test_what_an_interrupt_leaves_parked_comes_back_where_there_is_room(cells, card, interrupted, how):
+    """All of it, with its data, by whatever is asked next; then the mode is off."""
+    assert interrupted.run_cell(BACK[how]).success
+    assert cells.allocator.parked() == 0
+    assert not cells.allocator.session.on
+    assert torch.utils._python_dispatch._len_torch_dispatch_stack() == 1  # the card's own
+    assert [float(t[5]) for t in interrupted.user_ns["ts"]] == [float(i) for i in range(7)]
+    if how == "free":
+        assert any("came back to the card" in step.detail for step in interrupted.user_ns["freed"].steps)
+
+
+def test_free_gives_the_hosts_memory_back_and_it_is_capped(cells, card, loaded):
+    """What paging has taken of the host stays for the next time, within its limit, until %gpu_mem --free."""
+    arena = cells.allocator.session.store._place()
+    arena._limit = 160 * MIB
+    loaded.user_ns.update(torch=torch, MIB=MIB)
+    loaded.run_cell("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    assert loaded.run_cell("%%cuda_guard --retry-at-call\nfor t in ts: y = t * 2 + 1; del y").success
+    assert 0 < arena.held <= 160 * MIB
+    held = arena.held
+    loaded.run_cell("freed = get_ipython().run_line_magic('gpu_mem', '--free')")
+    told = {step.cause: step.detail for step in loaded.user_ns["freed"].steps}
+    assert told["host memory kept for parking"] == f"{held / MIB:.2f} MiB back to the host"
+    assert arena.held == 0

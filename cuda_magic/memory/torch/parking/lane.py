@@ -1,7 +1,7 @@
 """Copies of whole storages out of a device and back, ordered by streams: no copy waits on the CPU.
 
-A lane belongs to one device. `out` may be followed at once by giving the storage's memory back, `back` gives it new
-memory; both leave the contents valid in one place if they raise.
+A lane belongs to one device. `out` copies while the storage may still be read, after `vacate` its memory may be given
+back; `back` gives it new memory. They leave the contents valid in one place if they raise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ class Lane(Protocol):
     """Copies for one device. `events` are those of earlier copies that used the buffer."""
 
     def out(self, storage: Any, buffer: Any, nbytes: int) -> Any:
-        """Start to copy into `buffer.data`; the event of its end. What is enqueued later waits for it."""
+        """Start to copy into `buffer.data`; the event of its end, before which nothing may write to the storage."""
+        ...
+
+    def vacate(self, event: Any) -> None:
+        """Whoever is given the storage's memory after this uses it after `event`."""
         ...
 
     def back(self, storage: Any, buffer: Any, nbytes: int, left: Any) -> Any:
@@ -58,6 +62,11 @@ class Lane(Protocol):
         """Wait until all copies are done."""
         ...
 
+    @property
+    def several(self) -> bool:
+        """Whether ops were seen on several streams, so that each copy is waited for."""
+        ...
+
 
 class PlainLane:
     """Copies with no streams: for storages on the CPU, by which the rules are tested.
@@ -65,11 +74,16 @@ class PlainLane:
     `allocate` is asked before a storage gets memory again, and may raise.
     """
 
+    several = False
+
     def __init__(self, torch: Any, allocate: Callable[[int], None] = lambda nbytes: None) -> None:
         self.torch, self.allocate = torch, allocate
 
     def out(self, storage: Any, buffer: Any, nbytes: int) -> Any:
         buffer.data.copy_(_bytes(self.torch, storage, nbytes))
+
+    def vacate(self, event: Any) -> None:
+        return
 
     def back(self, storage: Any, buffer: Any, nbytes: int, left: Any) -> Any:
         self.allocate(nbytes)
@@ -129,12 +143,15 @@ class CudaLane:
             with cuda.stream(buffer.home), cuda.stream(leaving):
                 buffer.data.copy_(_bytes(self.torch, storage, nbytes), non_blocking=True)
             done = leaving.record_event()
-            # the memory is given out again in the order of the stream it belongs to: that one, or the default one
-            main.wait_event(done)
-            cuda.default_stream(self.index).wait_event(done)
             if self.several or self._sides is None:
                 done.synchronize()
         return done
+
+    def vacate(self, event: Any) -> None:
+        cuda = self.torch.cuda
+        # the memory is given out again in the order of the stream it belongs to: that one, or the default one
+        cuda.current_stream(self.index).wait_event(event)
+        cuda.default_stream(self.index).wait_event(event)
 
     def back(self, storage: Any, buffer: Any, nbytes: int, left: Any) -> Any:
         cuda = self.torch.cuda

@@ -71,6 +71,7 @@ class Reader:
     def __init__(self, torch: Any) -> None:
         self.torch = torch
         self._known: dict[Any, tuple[int | str, ...] | None] = {}
+        self._views: dict[Any, bool] = {}
 
     def written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments that `func` may write to; all of them where its schema cannot be relied on."""
@@ -84,6 +85,15 @@ class Reader:
             return []
         found = [args[p] for p in places if type(p) is int and p < len(args)]
         return found + [kwargs[p] for p in places if type(p) is str and p in kwargs]
+
+    def views(self, func: Any) -> bool:
+        """Whether it only makes another view of what it names."""
+        known = self._views.get(func)
+        if known is None:
+            returns = getattr(getattr(func, "_schema", None), "returns", ())
+            alias = [r.alias_info for r in returns]
+            known = self._views[func] = bool(alias) and all(a is not None and not a.is_write for a in alias)
+        return known
 
     def _places(self, func: Any) -> tuple[int | str, ...] | None:
         schema = getattr(func, "_schema", None)

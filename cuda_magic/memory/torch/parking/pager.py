@@ -1,30 +1,33 @@
 """Virtual memory for tensors: storages leave for the host when an op finds no room, and come back when one names them.
 
 Who leaves: the storage that is used last of all again, by the order seen in the iteration before; where nothing is
-known, the one used longest ago. What was not changed since it came back leaves for nothing. What the next ops will
-name is brought back meanwhile, on a stream of its own.
+known, the one used longest ago. What was not changed since it came back leaves for nothing; those that leave next are
+copied out in advance, so that nobody waits for it. What the next ops will name is brought back meanwhile. Both ways
+run at once, on streams of their own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ....errors import CudaMagicError
+from .ahead import Ahead, Room
 from .lane import quiet
 from .operands import Reader, storages
 from .order import Order
 from .parked import Entry, Store, held_interrupts
+from .victims import Victims
 
 __all__ = ["Figures", "Pager"]
 
 LEAST = 1 << 20
 """Bytes of the smallest storage that leaves: torch keeps smaller ones in a pool of their own."""
 SPARE = 32 << 20
-"""Bytes that are kept free beside what is brought back, for what ops take inside."""
-AHEAD = 16
-"""Uses that are looked ahead."""
+"""Bytes that are kept free beside what is brought back, for what ops take inside, at first."""
+NEAR = 8
+"""What is used within so many uses stays, and after so many more is tried again where there was no room."""
 
 
 class Figures:
@@ -78,11 +81,11 @@ class Pager:
     ) -> None:
         self.torch, self.store, self.device, self.figures = store.torch, store, device, figures
         self.least, self.stop = least, stop
-        self.limit = figures.limit()
-        self.spare = min(spare, self.limit // 16)
-        self.window = max(self.limit // 8, 2 * least)
-        """Bytes that are brought back ahead of their use, at most."""
         self.reader, self.order = Reader(self.torch), Order()
+        self.space = Room(figures, spare)
+        self._ahead = Ahead(self.order, self._bearer, max(self.limit // 16, 2 * least))
+        self.reserve = max(self.limit // 32, 2 * least)
+        """Bytes that are copied out in advance, once something leaves."""
         self.refused = ""
         """Why nothing leaves any more."""
         self.out_before, self.in_before = store.out_bytes, store.in_bytes
@@ -90,17 +93,20 @@ class Pager:
         """Storages brought back when named, brought back before that, and sent away."""
         self._wanted: dict[int, frozenset[int]] = {}
         """Keys of what a failed op named, by thread."""
-        self._lasting: set[int] = set()
-        """Keys of storages that outlive an iteration: only their order is kept."""
+        self._bearers: dict[int, int] = {}
+        """Key of the storage that bears a name."""
+        self._blocked = 0
+        """Until this moment there was no room for more."""
+        self._victims = Victims(store, self.order, device)
 
     # -- what may leave
-    def follow(self, handles: Iterable[Any], lasting: bool = True) -> None:
+    def follow(self, handles: Iterable[Any]) -> None:
         """These storages may leave from now on."""
         with self.store.lock:
             for storage in handles:
-                self._entry(storage, lasting)
+                self._entry(storage)
 
-    def _entry(self, storage: Any, lasting: bool = False) -> Entry | None:
+    def _entry(self, storage: Any, made: bool = False) -> Entry | None:
         key = storage._cdata
         entry = self.store.away.get(key) or self.store.followed.get(key)
         if entry is None:
@@ -113,16 +119,26 @@ class Pager:
             entry.used = self.order.now
             if len(self.store.followed) % 1024 == 0:
                 self._sweep()
-        if lasting:
-            self._lasting.add(key)
+        if not entry.name:
+            entry.name = self.order.made(entry.nbytes, self._alive) if made else self.order.new()
+            self._bearers[entry.name] = key
+            self.space.free -= entry.nbytes if made else 0
         return entry
+
+    def _bearer(self, name: int | None) -> Entry | None:
+        key = self._bearers.get(name) if name is not None else None
+        entry = (self.store.away.get(key) or self.store.followed.get(key)) if key is not None else None
+        return entry if entry is not None and entry.name == name else None
+
+    def _alive(self, name: int) -> bool:
+        entry = self._bearer(name)
+        return entry is not None and not self.torch.UntypedStorage._expired(entry.weak)
 
     def _sweep(self) -> None:
         self.store.sweep()
         known = {**self.store.away, **self.store.followed}
-        for key in [k for k in self._lasting if k not in known]:
-            self._lasting.discard(key)
-            self.order.forget(key)
+        self._bearers = {entry.name: key for key, entry in known.items()}
+        self._ahead.only(known)
 
     # -- around an op
     def begin(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Entry]:
@@ -151,27 +167,20 @@ class Pager:
                 for entry in found:
                     if entry.came is not None:
                         store.arrive(entry)
-                self._written(func, args, kwargs, held)
+                written = self.reader.written(func, args, kwargs)
+                for storage in storages(self.torch, written) if written else ():
+                    changed = held.get(storage._cdata)
+                    if changed is not None and changed.clean:
+                        store.changes(changed)
             except BaseException:
                 self.end(found)
                 raise
             for entry in found:
                 entry.used = self.order.now
-                if entry.key in self._lasting:
-                    self.order.used(entry.key)
+                self._ahead.named(entry)
+                if not self.reader.views(func):  # it reads no memory: the op that does follows
+                    self.order.used(entry.name)
             return found
-
-    def _written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held: dict[int, Entry]) -> None:
-        written = self.reader.written(func, args, kwargs)
-        if not written:
-            return
-        several = "_foreach_" in str(func) or "_fused_" in str(func)
-        for storage in storages(self.torch, written):
-            entry = held.get(storage._cdata)
-            if entry is not None:
-                entry.clean = False
-                if several:  # an optimizer's: parameters and state, which outlive the iteration
-                    self._lasting.add(entry.key)
 
     def end(self, held: list[Entry]) -> None:
         """The op has ended, by an error too."""
@@ -181,6 +190,7 @@ class Pager:
     def failed(self, held: list[Entry]) -> None:
         """The op raised: what it names stays here, since it will be run again."""
         self.refresh()
+        self.space.left()
         self._wanted[threading.get_ident()] = frozenset(entry.key for entry in held)
 
     def done(self, result: Any, held: list[Entry]) -> None:
@@ -188,9 +198,11 @@ class Pager:
         self._wanted.pop(threading.get_ident(), None)
         with self.store.lock:
             for storage in storages(self.torch, (result,)):
-                self._entry(storage)
-            if held and self.store.away:
-                self._bring_ahead()
+                self._entry(storage, made=True)
+            if self.evictions or self.store.away:
+                self._keep_free()
+                if held and self.store.away:
+                    self._bring_ahead()
 
     def _fit(self, func: Any, held: list[Entry]) -> None:
         need = sum(entry.nbytes for entry in held)
@@ -202,21 +214,36 @@ class Pager:
                 "paging helps an operation that is larger than the card."
             )
 
+    # -- room
+    @property
+    def limit(self) -> int:
+        """Bytes that this process may take."""
+        return self.space.limit
+
     def refresh(self) -> None:
         """Read anew what this process may take."""
-        self.limit = self.figures.limit()
+        self.space.refresh()
 
     def room(self) -> int:
         """Bytes that live tensors may still take."""
-        return int(self.figures.limit() - self.figures.used())
+        self.space.refresh()
+        return self.space.left()
+
+    def _keep_free(self) -> None:
+        """Send away what leaves next anyway, before an op finds no room: an error takes milliseconds."""
+        if self.order.now < self._blocked:
+            return
+        missing = -self.space.has(0)
+        if missing > 0 and self._leave(missing, 2) < missing:
+            self._blocked = self.order.now + NEAR
 
     # -- in
     def _bring(self, entries: list[Entry]) -> None:
         for entry in entries:
             self.faults += 1
-            room = self.limit - self.figures.used() - self.spare
+            room = self.space.has(entry.nbytes)
             if room < entry.nbytes:
-                self.leave(entry.nbytes - room)
+                self._leave(entry.nbytes - room)
             while True:
                 try:
                     self._come(entry)
@@ -226,7 +253,8 @@ class Pager:
                     self.store.errors += 1
                     self.refresh()
                 # outside of except; a heap in pieces may need more than the bytes alone
-                if not self.leave(entry.nbytes):
+                self.space.in_pieces()
+                if not self._leave(entry.nbytes):
                     self.store.errors -= 1  # this one is raised
                     raise failure
 
@@ -236,76 +264,86 @@ class Pager:
             if entry.away:
                 self._bring([entry])
             self.store.arrive(entry)
+            self.store.changes(entry)  # it may be written to by who knows its address
             self.store.lane(self.device).settle()
-            entry.clean = False  # it may be written to by who knows its address
 
     def _come(self, entry: Entry) -> None:
         with held_interrupts(), quiet(self.torch):
             self.store.come(entry, keep=True)
+        self.space.free -= entry.nbytes
 
     def _bring_ahead(self) -> None:
-        budget = self.window
-        room: int | None = None
-        for distance, key in enumerate(self.order.ahead(AHEAD), 1):
-            entry = self.store.away.get(key) or self.store.followed.get(key)
-            if entry is None:
-                continue
-            budget -= entry.nbytes
-            if budget < 0:
+        if self.order.now < self._blocked:
+            return
+        for distance, entry in self._ahead.missing(self.limit // 4):
+            missing = entry.nbytes - self.space.has(entry.nbytes)
+            if missing > 0 and self._leave(missing, 2 * distance + 1) < missing:
+                self._blocked = self.order.now + NEAR
                 return
-            if not entry.away:
-                continue
-            if room is None:
-                room = self.limit - self.figures.used() - self.spare
-            if room < entry.nbytes:
-                room += self.leave(entry.nbytes - room, beyond=2 * distance + 1)
-                if room < entry.nbytes:
-                    return
             try:
                 self._come(entry)
-            except (CudaMagicError, RuntimeError):  # the op that names it will say so
-                self.store.errors += 1
+            except (CudaMagicError, RuntimeError) as error:  # the op that names it will say so
+                self._blocked = self.order.now + NEAR
+                if isinstance(error, self.torch.OutOfMemoryError):
+                    self.store.errors += 1
+                    self.space.in_pieces()
                 return
             self.ahead += 1
-            room -= entry.nbytes
+            self._ahead.came(entry)
 
     # -- out
-    def leave(self, nbytes: int, beyond: int = 0) -> int:
+    def leave(self, nbytes: int) -> int:
+        """An op asks for so much and finds no room: send storages away until it is free; how many bytes were."""
+        self.space.asked(nbytes)
+        with self.store.lock:
+            return self._leave(nbytes)
+
+    def _leave(self, nbytes: int, beyond: int = 0) -> int:
         """Send storages away until `nbytes` are free; how many were. With `beyond`: only those used later than that."""
         if not self.refused:
             self.refused = self.stop()
         if self.refused:
             return 0
         freed = 0
-        with self.store.lock:
-            self.store.sweep()
-            for entry in self._candidates(beyond):
-                if freed >= nbytes:
-                    break
-                storage = self.store.storage(entry)
-                if storage is None or not storage.nbytes() or not self.figures.movable(storage):
-                    continue
-                try:
-                    with held_interrupts(), quiet(self.torch):
-                        freed += self.store.leave(entry, storage)
-                except (CudaMagicError, RuntimeError, MemoryError) as error:  # a full host, a copy that failed
-                    self.refused = str(error).split("\n", 1)[0]
-                    break
-                self.evictions += 1
+        held = frozenset().union(*self._wanted.values())
+        while freed < nbytes:
+            entry = self._victims.first(beyond, held)
+            if entry is None:
+                break
+            storage = self._storage(entry)
+            if storage is None:
+                continue
+            try:
+                with held_interrupts(), quiet(self.torch):
+                    freed += self.store.leave(entry, storage)
+            except (CudaMagicError, RuntimeError, MemoryError) as error:  # a full host, a copy that failed
+                self.refused = str(error).split("\n", 1)[0]
+                break
+            self.evictions += 1
+            self._ahead.left(entry)
+        self.space.free += freed
+        if freed and not self.store.lane(self.device).several:
+            self._save_next(held)
         return freed
 
-    def _candidates(self, beyond: int) -> list[Entry]:
-        """What may leave, last used again first."""
-        now = self.order.now
-        wanted = frozenset().union(*self._wanted.values())
-        found = []
-        for entry in self.store.followed.values():
-            if entry.busy or entry.pinned or entry.key in wanted or entry.device != self.device:
+    def _storage(self, entry: Entry) -> Any:
+        """The storage, if it may leave."""
+        storage = self.store.storage(entry)
+        return storage if storage is not None and storage.nbytes() and self.figures.movable(storage) else None
+
+    def _save_next(self, held: Collection[int]) -> None:
+        """Copy out in advance who leaves next."""
+        missing = self.reserve - self._victims.ready
+        for entry in self._victims.farthest(held, NEAR) if missing > 0 else ():
+            storage = self._storage(entry)
+            if storage is None:
                 continue
-            distance = self.order.distance(entry.key)
-            if distance is None:  # as long as it was not used
-                distance = now - entry.used if not beyond else 0
-            if distance >= beyond:
-                found.append((distance, entry.key, entry))
-        found.sort(key=lambda f: f[:2], reverse=True)
-        return [entry for _, _, entry in found]
+            try:
+                with held_interrupts(), quiet(self.torch):
+                    self.store.save(entry, storage)
+            except (CudaMagicError, RuntimeError, MemoryError):  # who must leave will say so
+                return
+            self._victims.prepared(entry)
+            missing -= entry.nbytes
+            if missing <= 0:
+                return

@@ -49,8 +49,10 @@ def held_interrupts() -> Iterator[None]:
 class Entry:
     """One storage that is parked, or followed by a pager.
 
-    `clean` says that the buffer holds what the storage holds; `came` is the event of a copy back which nothing that
-    computes has waited for yet; `busy` counts the ops at work on it; `pinned` says that its address was asked for.
+    `clean` says that the buffer holds what the storage holds, once `left`, the event of the copy out, has come; while
+    `saving` nothing has waited for that yet. `came` is the event of a copy back which nothing that computes has waited
+    for yet; `busy` counts the ops at work on it; `pinned` says that its address was asked for; `name` is its number in
+    a pager's order.
     """
 
     __slots__ = (
@@ -63,9 +65,11 @@ class Entry:
         "device",
         "key",
         "left",
+        "name",
         "nbytes",
         "pinned",
         "place",
+        "saving",
         "used",
         "weak",
     )
@@ -76,12 +80,12 @@ class Entry:
         self._free = torch.UntypedStorage._free_weak_ref
         self.device: tuple[str, int | None] = (storage.device.type, storage.device.index)
         self.nbytes: int = storage.nbytes()
-        self.away = self.clean = self.pinned = False
+        self.away = self.clean = self.pinned = self.saving = False
         self.buffer: Any = None
         self.place: Any = None
         self.left: Any = None
         self.came: Any = None
-        self.busy = self.used = 0
+        self.busy = self.used = self.name = 0
 
     def __del__(self) -> None:
         free = getattr(self, "_free", None)
@@ -169,33 +173,49 @@ class Store:
 
     def leave(self, entry: Entry, storage: Any, place: Place | None = None) -> int:
         """Park one storage; the bytes that are free now. Called as `park` calls it."""
-        if entry.nbytes != storage.nbytes():  # resized by its owner
-            self._drop_copy(entry)
-            entry.nbytes = storage.nbytes()
-        if not entry.clean:
-            if entry.buffer is None:
-                entry.place = place or self.elsewhere or self._place()
-                entry.buffer = entry.place.take(entry.nbytes)
-            lane = self.lane(entry.device)
-            if entry.came is not None:
-                lane.wait(entry.came)
-                entry.came = None
-            try:
-                entry.left = lane.out(storage, entry.buffer, entry.nbytes)
-            except BaseException:
-                lane.settle()  # part of it may be under way
-                self._drop_copy(entry)
-                raise
-            self.out_bytes += entry.nbytes
-            entry.clean = True
-        elif entry.came is not None:  # brought back and not used: its memory is given out again after the copy
-            self.lane(entry.device).wait(entry.came)
+        self.save(entry, storage, place)
+        lane = self.lane(entry.device)
+        if entry.saving:
+            lane.vacate(entry.left)
+            entry.saving = False
+        if entry.came is not None:  # brought back and not used: its memory is given out again after the copy
+            lane.wait(entry.came)
             entry.came = None
         entry.away = True
         self.away[entry.key] = entry
         self.followed.pop(entry.key, None)
         storage.resize_(0)
         return entry.nbytes
+
+    def save(self, entry: Entry, storage: Any, place: Place | None = None) -> None:
+        """Start to copy one storage out, which stays: if it is not changed it leaves for nothing later.
+
+        Called as `park` calls it; raises as `park` does, and then nothing has changed.
+        """
+        if entry.nbytes != storage.nbytes():  # resized by its owner
+            self._drop_copy(entry)
+            entry.nbytes = storage.nbytes()
+        if entry.clean:
+            return
+        if entry.buffer is None:
+            entry.place = place or self.elsewhere or self._place()
+            entry.buffer = entry.place.take(entry.nbytes)
+        lane = self.lane(entry.device)
+        self.arrive(entry)
+        try:
+            entry.left = lane.out(storage, entry.buffer, entry.nbytes)
+        except BaseException:
+            lane.settle()  # part of it may be under way
+            self._drop_copy(entry)
+            raise
+        self.out_bytes += entry.nbytes
+        entry.clean = entry.saving = True
+
+    def changes(self, entry: Entry) -> None:
+        """What is enqueued from now on may write to the storage."""
+        if entry.saving:
+            self.lane(entry.device).wait(entry.left)
+        entry.clean = entry.saving = False
 
     # -- back
     def bring_back(self, entries: Iterable[Entry] | None = None) -> int:
@@ -246,6 +266,7 @@ class Store:
     # -- copies that are of no more use
     def _drop_copy(self, entry: Entry) -> None:
         buffer, entry.buffer, entry.clean = entry.buffer, None, False
+        entry.saving = False
         if buffer is not None:
             entry.place.give(buffer, (entry.left, entry.came))
             entry.left = None
