@@ -479,4 +479,5 @@ def test_what_an_interrupt_leaves_parked_comes_back_where_there_is_room(kernel):
             kernel.ok("del hold")
         assert kernel.read("s.store.nbytes") == 0, back
         assert kernel.read("on()") is False
+        kernel.ok("cap(total)")
         assert kernel.read("digest(ws) == want")

@@ -46,8 +46,13 @@ class Room:
         return int(free - self.spare)
 
     def asked(self, nbytes: int) -> None:
-        """An op found no room: from now on twice that stays free up to a sixteenth of all, once up to a quarter."""
-        self.spare = max(self.spare, min(2 * nbytes, self.limit // 16), min(nbytes, self.limit // 4))
+        """An op found no room: from now on twice that stays free up to a sixteenth of all, once up to a quarter.
+
+        Where so much was free it lies in pieces, and stays free beside.
+        """
+        free = self.left()
+        whole = nbytes if free < nbytes else free + nbytes
+        self.spare = max(self.spare, min(2 * nbytes, self.limit // 16), min(whole, self.limit // 4))
 
     def in_pieces(self) -> None:
         """What is free now was of no use."""
