@@ -582,6 +582,10 @@ def test_what_stays_grows_from_nothing_with_the_room_that_a_round_left():
         budget.seen(2000)
         budget.next_round()
     assert budget.keep == 450 + 200 + 400
+    budget.saved(200)
+    budget.seen(1500)
+    budget.next_round()
+    assert budget.keep == 1050 - 100  # what was too much, and no more
     bound = Budget(most=10)
     bound.seen(1 << 40)
     bound.next_round()

@@ -16,8 +16,8 @@ class Budget:
     never idle (measured on an H200), and the newest crosses it neither way.
 
     A round goes from the first tensor saved to the moment when none is left: one training step. In it the least free
-    memory is seen; what was free beyond a wide margin is used by the next round: half of it, and all of it after two
-    rounds that saved the same. An iteration of a loop that has begun cannot be taken back, so the margin is wide:
+    memory is seen; what was free beyond a wide margin is used by the next round: half of it, and exactly as much after
+    two rounds that saved the same. An iteration of a loop that has begun cannot be taken back, so the margin is wide:
     twice the largest storage and the request that failed, and an eighth of the card for what is not seen between two
     looks.
 
@@ -75,9 +75,9 @@ class Budget:
         if low is None:
             return
         spare = low - self.margin
-        if spare <= 0:
-            self.keep //= 2
+        if alike:
+            self.keep = max(0, self.keep + spare)
         else:
-            self.keep += spare if alike else spare // 2
+            self.keep = self.keep + spare // 2 if spare > 0 else self.keep // 2
         if self._most is not None:
             self.keep = min(self.keep, self._most)
