@@ -37,8 +37,8 @@ CLAIMS = [
         lambda d: [d["activations_step"][k] for k in ("median_s", "first_s", "peak_GiB")]),
     (GUARD, rf"save_on_cpu\(pin_memory=True\)` \| {N} \| {N} GiB", "activations",
         lambda d: [d["activations_step"]["save_on_cpu_s"][-1], d["activations_step"]["save_on_cpu_peak_GiB"]]),
-    (GUARD, rf"Of the time {N} GiB going out take {N} s and {N} GiB coming back {N} s", "activations_curve",
-        lambda d: [d["as it starts"]["timed"][k] for k in ("out_GiB", "out_s", "in_GiB", "in_s")]),
+    (GUARD, rf"Of the {N} s of another run {N} GiB going out take {N} s and {N} GiB coming back {N} s",
+        "activations_curve", lambda d: [d["as it starts"]["timed"][k] for k in ("s", "out_GiB", "out_s", "in_GiB", "in_s")]),
     (GUARD, rf"The hooks need {N} s", "activations_curve", lambda d: [d["as it starts"]["timed"]["hooks_s"]]),
     *((GUARD, rf"\| {row} \| {N} \| {N} GiB", "activations_curve",
         lambda d, name=name: [d[name]["s"], d[name]["peak_GiB"]]) for row, name in CURVE.items()),
@@ -58,6 +58,9 @@ CLAIMS = [
             d["planning (benchmarks/compaction.py)"][k]["seconds"]
             for k in ("strewn", "rounding", "random_sizes", "small")
         ]),
+    ("README.md", rf"ran in {N} s at {N} GiB \(plain {N} s at {N} GiB, .* {N} s\), bitwise", "activations",
+        lambda d: [d["activations_step"][k] for k in ("median_s", "peak_GiB", "plain_s", "plain_peak_GiB")]
+        + d["activations_step"]["save_on_cpu_s"][-1:]),
     (RESCUES, rf"{N} moments in guarded cells .* {N} of which interrupted", "interrupts", moments),
     (RESCUES, rf"compact, activations and page {N} each, spill and the retry at the call {N} each",
         "interrupts", lambda d: [moments(d, "compact")[0], moments(d, "spill")[0]]),

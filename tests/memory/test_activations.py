@@ -574,6 +574,7 @@ def test_what_stays_grows_from_nothing_with_the_room_that_a_round_left():
     budget.seen(2000)
     budget.next_round()
     assert budget.keep == 700 + 200
+    budget.saved(100)
     budget.seen(1000)
     budget.next_round()
     assert budget.keep == 450
