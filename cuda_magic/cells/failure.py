@@ -19,7 +19,9 @@ __all__ = ["Failure", "Show", "forget"]
 _IPYTHON = str(Path(IPython.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent.parent) + os.sep
 _RUN = str(Path(__file__).with_name("run.py"))
-_GROUP: type[BaseException] | None = getattr(builtins, "BaseExceptionGroup", None)  # from Python 3.11 on
+_GROUP: type[BaseException] | None = (  # Python 3.11 has them, and IPython 8 gives them to Python to print
+    getattr(builtins, "BaseExceptionGroup", None) if IPython.version_info[0] >= 8 else None
+)
 _OUTER_CELL = ("get_ipython", "run_cell_magic")
 
 

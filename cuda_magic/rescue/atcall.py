@@ -50,6 +50,7 @@ class AtCall:
         self.options, self.shell, self.allocator, self.ops = options, shell, allocator, ops
         self.namespace: dict[str, Any] = {}
         self.notes: list[str] = []
+        self._less: dict[str, int] = {}
         self.absorbed = 0
         """Out-of-memory errors that nobody else has seen."""
         self._found: dict[str, CallRescue] = {}
@@ -62,7 +63,20 @@ class AtCall:
         """So far, in the order in which the ops first failed."""
         return tuple(self._found.values())
 
+    def said(self) -> list[str]:
+        """The notes, and what ran another way than with enough memory."""
+        return self.notes + [
+            f"{op.removesuffix('.default')}: cuDNN found no room for the workspace that it wanted ({errors} times) and "
+            "may have taken another algorithm; the last digits can then differ from those of a run with enough memory"
+            for op, errors in self._less.items()
+        ]
+
     # -- asked by the mode
+    def less_workspace(self, op: str, errors: int) -> None:
+        with self._lock:
+            self._less[op] = self._less.get(op, 0) + errors
+            self.absorbed += errors
+
     def judge(self, error: BaseException) -> Fault | None:
         fault = classify(error)
         if fault is None:

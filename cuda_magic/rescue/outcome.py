@@ -29,7 +29,7 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     common: dict[str, Any] = {
         "attempts": max(1, trial.attempts),
         "rungs": tuple(run.rungs),
-        "notes": (*run.notes, *(run.calls.notes if run.calls is not None else ())),
+        "notes": (*run.notes, *(run.calls.said() if run.calls is not None else ())),
         "handled": handled,
         "calls": run.calls.rescues if run.calls is not None else (),
         "paged": paged,

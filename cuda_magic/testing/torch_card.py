@@ -216,6 +216,7 @@ class _CpuAllocator(TorchAllocator):
             used=self.session,
             figures=lambda device: self.count,
             kind="cpu",
+            errors=lambda: self.count.errors,
         )
 
     def activations(self, device: int, request: int, place: str | None = None) -> Activations:

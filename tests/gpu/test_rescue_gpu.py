@@ -71,6 +71,7 @@ def test_s3_fragmentation_with_the_cheap_rungs(kernel):
     report = kernel.guard("y = E(.25)", CHEAP)
     assert report["status"] == "failed"
     assert report["largest_free"] == 64 << 20
+    assert held(report, "fragmented") == 1536 << 20
     assert report["cached"] == 1536 << 20
     assert any(line.endswith("expandable_segments:True") for line in lines(report))
     assert not any("--shrink" in line for line in lines(report))
@@ -145,8 +146,9 @@ def test_s6_another_process_holds_the_card(kernel):
     other = _other(HOG.format("2 * G"))
     try:
         report = kernel.guard("y = E(6 if bs else 0)", "--wait 1")
-        assert report["status"] == "failed"
+        assert (report["status"], report["kind"]) == ("failed", "other-process")
         assert rung(report, "wait")["state"] == "failed"
+        assert any(h["kind"] == "process" and h["detail"] for h in report["holders"]), report["holders"]
         assert not any("--shrink" in line for line in lines(report))
         assert lines(report)[0] == "%gpu_mem --who"
         kernel.run(
@@ -279,3 +281,72 @@ def test_the_peak_is_that_of_the_plain_cell(kernel):
     kernel.run("del x")
     kernel.guard(code)
     assert kernel.value("torch.cuda.max_memory_allocated()") == plain
+
+
+CONVOLUTION = """
+import torch
+torch.cuda.set_per_process_memory_fraction(1.0)
+torch.backends.cudnn.benchmark = {bench}
+torch.manual_seed(0)
+conv = torch.nn.Conv2d({channels}, {channels}, {size}, padding={size} // 2).cuda()
+x = torch.randn({batch}, {channels}, {side}, {side}, device='cuda', requires_grad={backward})
+def step():
+    y = conv(x)
+    if {backward}: y.sum().backward()
+    return y.detach()
+step()
+x.grad = conv.weight.grad = conv.bias.grad = None
+gc.collect(); torch.cuda.synchronize(); torch.cuda.empty_cache(); torch.cuda.reset_peak_memory_stats()
+base = torch.cuda.memory_allocated()
+wanted = step()
+most = torch.cuda.max_memory_allocated() - base
+kept = x.numel() * 4
+wanted = wanted.double().sum().item()
+x.grad = conv.weight.grad = conv.bias.grad = None
+gc.collect(); torch.cuda.synchronize(); torch.cuda.empty_cache()
+work = most - kept * (3 if {backward} else 1)
+cap((torch.cuda.memory_reserved() + most - work / 2) / G)
+before = torch.cuda.memory_stats()['num_ooms']
+"""
+
+
+def test_a_convolution_that_goes_on_with_less_workspace_is_noted(kernel):
+    """cuDNN's way out of a full card: the allocator counts it, the report says so and blames no code of the cell.
+
+    Where the count did not rise, nothing is said.
+    """
+    from record import record
+
+    seen = []
+    for bench in (False, True):
+        for batch, channels, side, size in ((64, 256, 56, 3), (32, 128, 112, 5), (256, 64, 56, 3), (16, 512, 64, 7)):
+            for backward in (False, True):
+                kernel.ok(
+                    CONVOLUTION.format(
+                        bench=bench, batch=batch, channels=channels, side=side, size=size, backward=backward
+                    )
+                )
+                report = kernel.guard("got = step()", f"--retry-at-call {CHEAP},retry")
+                met = kernel.read("torch.cuda.memory_stats()['num_ooms'] - before")
+                said = [note for note in report["notes"] if "cuDNN found no room" in note]
+                row = {
+                    "benchmark": bench,
+                    "shape": [batch, channels, side, size],
+                    "backward": backward,
+                    "workspace": kernel.read("work"),
+                    "errors": met,
+                    "status": report["status"],
+                    "handled": report["handled"],
+                    "noted": len(said),
+                }
+                print(row)
+                seen.append(row)
+                if report["raised"] is None and report["status"] == "ok":
+                    assert report["handled"] == 0, row
+                    assert bool(said) == (met > 0), row
+                kernel.run("got = None; x.grad = conv.weight.grad = conv.bias.grad = None; gc.collect()")
+    assert any(row["errors"] and row["noted"] for row in seen), seen
+    counting = kernel.read(
+        "__import__('timeit').timeit(lambda: torch._C._cuda_memoryStats(0)['num_ooms'], number=2000) / 2000"
+    )
+    record("guard_convolution", {"rows": seen, "seconds of one count": counting})

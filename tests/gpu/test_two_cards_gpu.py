@@ -36,14 +36,25 @@ def test_idle_tensors_wait_on_the_neighbour(kernel):
 
 
 def test_wrong_names_are_one_sentence(kernel):
-    """No such card, the full card itself, and what is no card."""
+    """No such card is told at once; which card is full is known only then."""
     kernel.run("cap(4); idle = E(3)")
-    for name, said in (
-        ("cuda:9", "there is no cuda:9: this kernel sees"),
-        ("cuda:0", "cuda:0 is the card that is full"),
-    ):
-        report = kernel.guard("y = E(3).numel()", f"--park {name} --only spill")
-        assert said in rung(report, "spill")["reason"], report["rungs"]
+    output = kernel.run("%%cuda_guard --park cuda:9 --only spill\nran = True")
+    assert [kind for kind, _ in output] == ["error"]
+    assert "--park cuda:9: there is no such card, this kernel sees" in output[0][1]
+    assert kernel.value("'ran' in globals()") == "False"
+    report = kernel.guard("y = E(3).numel()", "--park cuda:0 --only spill")
+    assert "cuda:0 is the card that is full" in rung(report, "spill")["reason"], report["rungs"]
+
+
+def test_random_states_of_both_cards_go_back(kernel):
+    """A rescued statement draws on each card what it would have drawn with enough memory, on the CPU too."""
+    draw = "[torch.randn(1000, device=where) for where in ('cpu', 'cuda:0', 'cuda:1')]"
+    kernel.ok(f"cap(3); torch.manual_seed(3); torch.cuda.manual_seed_all(4); want = {draw}")
+    kernel.ok("torch.manual_seed(3); torch.cuda.manual_seed_all(4)")
+    kernel.run("def f():\n    a = E(2); b = E(2)\nf()")
+    report = kernel.guard(f"for _ in range(1):\n    got = {draw}; big = E(1.5)")
+    assert (report["status"], report["attempts"]) == ("rescued", 2), report
+    assert kernel.value("all(bool(torch.equal(a, b)) for a, b in zip(want, got))") == "True"
 
 
 def test_rates_beside_the_host():

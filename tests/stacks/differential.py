@@ -56,9 +56,9 @@ class Seen:
 
 
 class Kernel:
-    """A kernel of some Python with the tests' guard loaded."""
+    """A kernel of some Python, with the tests' guard loaded or another extension."""
 
-    def __init__(self, python: str, folder: Path) -> None:
+    def __init__(self, python: str, folder: Path, extension: str = "guarded_by_tests") -> None:
         self.manager = KernelManager()
         argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self.manager._kernel_spec = KernelSpec(argv=argv, display_name="tests", language="python")
@@ -71,7 +71,7 @@ class Kernel:
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=TIMEOUT)
-        self.run("%load_ext guarded_by_tests\nimport sys, os, time", store_history=False)
+        self.run(f"%load_ext {extension}\nimport sys, os, time", store_history=False)
         self.python: tuple[int, int] = tuple(eval(self.ask("sys.version_info[:2]")))  # type: ignore[assignment]
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".stacks"
 # The least that a kernel, the package and the cells need: pinned by the stack's own constraints where it matters.
-ALSO = ("ipykernel", "ipython", "ipywidgets", "psutil", "packaging", "pexpect", "matplotlib-inline")
+ALSO = ("ipykernel", "ipython", "ipywidgets", "psutil", "packaging", "pexpect", "matplotlib-inline", "matplotlib")
 ALSO_EVERYWHERE = ("nvidia-ml-py",)
 
 
@@ -24,7 +24,6 @@ class Stack:
 
     name: str
     pythons: tuple[str, ...]
-    matplotlib: bool = False
 
     @property
     def constraints(self) -> Path:
@@ -35,7 +34,7 @@ STACKS = (
     Stack("colab", ("3.13", "3.12")),
     Stack("ipython8", ("3.10",)),
     Stack("ipython9", ("3.11", "3.12")),
-    Stack("newest", ("3.13", "3.12", "3.11"), matplotlib=True),
+    Stack("newest", ("3.13", "3.12", "3.11")),
 )
 
 
@@ -63,7 +62,7 @@ def build(stack: Stack) -> Path | None:
     if found is None:
         return None
     release, base = found
-    packages = [*ALSO, *ALSO_EVERYWHERE, *(["matplotlib"] if stack.matplotlib else [])]
+    packages = [*ALSO, *ALSO_EVERYWHERE]
     text = stack.constraints.read_text() + " ".join(packages) + release
     folder = FOLDER / f"{stack.name}-{release}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     pinned = [line for line in stack.constraints.read_text().splitlines() if line and not line.startswith("#")]

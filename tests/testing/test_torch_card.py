@@ -83,3 +83,28 @@ def test_errors_that_the_page_rung_deals_with_are_not_the_cells(loaded, card):
     loaded.run_cell(CELL.replace("--only page", "--only page --report report"))
     report = loaded.user_ns["report"]
     assert (report.status, report.handled) == ("rescued", 0)
+
+
+def test_a_convolution_that_went_on_with_less_workspace_is_noted(loaded, card):
+    """As cuDNN does it: an error inside the op that the op itself deals with. Said; not taken for the cell's own."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class LessWorkspace(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
+                card._count.errors += 1
+            return func(*args, **(kwargs or {}))
+
+    loaded.run_cell("conv = torch.nn.Conv2d(2, 2, 3)\nx = torch.ones(1, 2, 8, 8)")
+    with LessWorkspace():
+        loaded.run_cell("%%cuda_guard --report report --retry-at-call\nfor _ in range(2): conv(x).sum().backward()")
+        watched = loaded.user_ns["report"]
+        loaded.run_cell("%%cuda_guard --report report\nconv(x)")
+    assert (watched.status, watched.handled) == ("ok", 0)
+    assert [note.partition(" and ")[0] for note in watched.notes] == [
+        "aten.convolution: cuDNN found no room for the workspace that it wanted (2 times)",
+        "aten.convolution_backward: cuDNN found no room for the workspace that it wanted (2 times)",
+    ]
+    assert loaded.user_ns["report"].handled == 1  # unwatched nobody can tell whose it was
+    loaded.run_cell("%%cuda_guard --report report --retry-at-call\nconv(x)")
+    assert loaded.user_ns["report"].notes == ()

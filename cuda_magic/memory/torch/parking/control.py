@@ -32,6 +32,9 @@ class _Alone:
         self._pager.store.errors += made
         return made
 
+    def less_workspace(self, op: str, errors: int) -> None:
+        self._pager.store.errors += errors
+
 
 class Control:
     """The session of this process, for one guard.
@@ -44,6 +47,8 @@ class Control:
         Bytes that this process may take of a device.
     candidates
         Storages of a device that may be parked; None: what the garbage collector reaches, by the table of `safety`.
+    errors
+        Counts out-of-memory errors so far; None: the allocator's own count.
     """
 
     def __init__(
@@ -55,11 +60,13 @@ class Control:
         used: Session | None = None,
         figures: Callable[[int], Any] | None = None,
         kind: str = "cuda",
+        errors: Callable[[], int] | None = None,
     ) -> None:
         self.torch, self._limit, self._kind = torch, limit, kind
         self._candidates = candidates or self._reached
         self._given = used
         self._figures = figures or self._read
+        self._errors = errors or self._ooms
 
     @property
     def session(self) -> Session:
@@ -81,6 +88,17 @@ class Control:
             if not found.reason and not any(a <= found.address < b for a, b in ranges):
                 yield found.handle
 
+    def _alone(self, pager: Pager) -> Retry:
+        return Retry(self.torch, _Alone(self.torch, pager), self._errors)
+
+    def _ooms(self) -> int:
+        cuda = self.torch.cuda
+        if not cuda.is_initialized():
+            return 0
+        used = self.torch._C._cuda_hasPrimaryContext
+        read = self.torch._C._cuda_memoryStats
+        return sum(int(read(i)["num_ooms"]) for i in range(cuda.device_count()) if used(i))
+
     # -- repeat at the call
     def retry_refused(self) -> str:
         """Why ops are not repeated at the call now, or an empty string."""
@@ -92,13 +110,13 @@ class Control:
     def at_call(self, rescue: Rescue) -> Iterator[None]:
         """Ops are watched inside; those that run out of memory are repeated where that is the same."""
         with self.session.watched() as watcher:
-            before, watcher.retry = watcher.retry, Retry(self.torch, rescue)
+            before, watcher.retry = watcher.retry, Retry(self.torch, rescue, self._errors)
             if watcher.pager is not None:
                 watcher.pager.refresh()
             try:
                 yield
             finally:
-                watcher.retry = Retry(self.torch, _Alone(self.torch, watcher.pager)) if watcher.pager else before
+                watcher.retry = self._alone(watcher.pager) if watcher.pager else before
 
     # -- page
     def page_refused(self, device: int, *, anyway: bool = False) -> str:
@@ -141,7 +159,7 @@ class Control:
             self.start_paging(device, anyway=anyway, place=place)
             assert watcher.pager is not None
             if watcher.retry is None:
-                watcher.retry = Retry(self.torch, _Alone(self.torch, watcher.pager))
+                watcher.retry = self._alone(watcher.pager)
             yield
 
     def paged_now(self, device: int) -> bool:

@@ -43,6 +43,7 @@ class Watcher:
         self._pager: Pager | None = None
         self.brought = 0
         """Storages that an op brought back while there was no pager."""
+        self._convolutions = convolutions(torch)
 
     @property
     def pager(self) -> Pager | None:
@@ -67,20 +68,32 @@ class Watcher:
             if self.store.away and func not in self.without_memory:
                 self.bring_back(args, kwargs)
             begun[0] = True
-            return func(*args, **kwargs)
+            return self._op(func, args, kwargs)
         if func in self.without_memory:
             begun[0] = True
             return func(*args, **kwargs)
         held = pager.begin(func, args, kwargs)
         try:
             begun[0] = True
-            result = func(*args, **kwargs)
+            result = self._op(func, args, kwargs)
         except BaseException:
             pager.failed(held)
             raise
         finally:
             pager.end(held)
         pager.done(result, held)
+        return result
+
+    def _op(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run it as it is, and tell of a convolution that went on from an error inside it."""
+        if func not in self._convolutions or self.retry is None:
+            return func(*args, **kwargs)
+        retry = self.retry
+        before = retry.errors()
+        result = func(*args, **kwargs)
+        met = retry.errors() - before
+        if met > 0:
+            retry.rescue.less_workspace(str(func), met)
         return result
 
     def bring_back(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -98,6 +111,16 @@ class Watcher:
             if entry is not None:
                 found[entry.key] = entry
         return list(found.values())
+
+
+def convolutions(torch: Any) -> frozenset[Any]:
+    """Ops in which cuDNN goes on from out of memory: with the next algorithm, one that needs less workspace.
+
+    Source: aten/src/ATen/native/cudnn/Conv_v8.cpp and Conv_v7.cpp, which catch ``c10::OutOfMemoryError``.
+    """
+    aten = torch.ops.aten
+    names = ("convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose")
+    return frozenset(getattr(aten, name).default for name in names if hasattr(aten, name))
 
 
 def mode(watcher: Watcher) -> Any:

@@ -51,12 +51,26 @@ class Rescue(Protocol):
         """Outside of ``except``. True: try again."""
         ...
 
+    def less_workspace(self, op: str, errors: int) -> None:
+        """A convolution met so many out-of-memory errors inside, and went on with less workspace."""
+        ...
+
 
 class Retry:
-    """Runs ops, and repeats those that may be repeated."""
+    """Runs ops, and repeats those that may be repeated.
 
-    def __init__(self, torch: Any, rescue: Rescue) -> None:
-        self.torch, self.rescue = torch, rescue
+    Parameters
+    ----------
+    torch
+        The imported torch.
+    rescue
+        Who judges errors and makes room.
+    errors
+        Counts the allocator's out-of-memory errors so far.
+    """
+
+    def __init__(self, torch: Any, rescue: Rescue, errors: Callable[[], int] = lambda: 0) -> None:
+        self.torch, self.rescue, self.errors = torch, rescue, errors
         self._known: dict[Any, bool] = {}
         self._seeded = torch.Tag.nondeterministic_seeded
         self._plain = {torch.Tensor, torch.nn.Parameter}

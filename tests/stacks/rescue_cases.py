@@ -1,0 +1,123 @@
+# ruff: noqa: E501 - a cell on one line is easier to read
+"""Cells that run out of memory once and are rescued: to be seen as the plain cell with enough memory is seen."""
+
+from __future__ import annotations
+
+from differential import Case
+
+SETUP = """
+import gc
+gc.disable()
+from cuda_magic.testing import gpu as _practice
+gpu = _practice(force=True)
+gpu.limit('3 GiB')
+def fill():
+    held = [gpu.empty('2 GiB')]
+    held.append(held)  # a cycle: nobody but the collector lets go of it
+def need(value=None):
+    kept = gpu.empty('2 GiB')
+    return value
+"""
+FILL = "fill()\n"
+
+CASES = [
+    Case("value", "need(4) + 1"),
+    Case("semicolon", "need(4);"),
+    Case("assignment", "x = need(3)\nx + 1", then=("x",)),
+    Case("prints_before_and_after", "print('before')\nneed()\nprint('after')"),
+    Case("stderr_too", "import sys\nneed()\nprint('err', file=sys.stderr)"),
+    Case(
+        "display_handle",
+        "from IPython.display import display\nh = display('a', display_id='fixed')\nneed()\nh.update('b')\nh is not None",
+    ),
+    Case("loop", "for i in range(3):\n    x = need(i)\nx, i"),
+    Case("comprehension", "[need(i) for i in range(3)]"),
+    Case("try_finally", "try:\n    x = need(1)\nfinally:\n    y = 2\nx, y"),
+    Case("random_numbers", "import random\nrandom.seed(5)\n[random.random(), need(), random.random()]"),
+    Case("await", "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return need(9)\nawait f()"),
+    Case(
+        "async_for",
+        "async def g():\n    for i in range(2):\n        yield need(i)\nasync for i in g():\n    last = i\nlast",
+    ),
+    Case(
+        "time_outside",
+        plain="%%time\nx = need(2)\nx",
+        guarded="%%time\n%%cuda_guard\nx = need(2)\nx",
+    ),
+    Case(
+        "capture_outside",
+        plain="%%capture c\nprint('in')\nneed(5)",
+        guarded="%%capture c\n%%cuda_guard --quiet\nprint('in')\nneed(5)",
+        then=("c.stdout, c.stderr, c.outputs",),
+    ),
+    Case("bash_before", "!echo out\nneed()"),
+    Case(
+        "figure",
+        "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nneed()",
+        setup="%matplotlib inline",
+        modules=("matplotlib",),
+    ),
+    Case(
+        "figure_of_the_failed_attempt",
+        "import matplotlib.pyplot as plt\nfor _i in range(1):\n    plt.figure(); plt.plot([1, 2]); need()",
+        setup="%matplotlib inline",
+        modules=("matplotlib",),
+    ),
+    Case("input_before", "name = input('who? ')\nneed(name)", stdin=("me",)),
+    Case(
+        "interact",
+        "from ipywidgets import interact, IntSlider\nneed()\n@interact(x=IntSlider(3))\ndef shown(x):\n    print('x is', x)",
+    ),
+    Case("silent", "print('s')\nneed(5)", silent=True, store_history=False),
+    Case("not_stored", "x = need(5)\nx", store_history=False),
+    Case(
+        "all_expressions",
+        "need(1)\n2",
+        setup="get_ipython().ast_node_interactivity = 'all'",
+        after="get_ipython().ast_node_interactivity = 'last_expr'",
+    ),
+    Case("error_after_it", "x = need(1)\n1 / 0", then=("%tb", "%debug")),
+    Case("error_in_the_repeat", "def f():\n    need()\n    return [][1]\nf()", then=("%tb", "%debug")),
+    Case("system_exit_after_it", "need()\nraise SystemExit(3)"),
+    Case("keyboard_interrupt_after_it", "need()\nraise KeyboardInterrupt", then=("%tb",)),
+    Case("interrupted_before_it", "import time\nprint('ready', flush=True)\ntime.sleep(30)\nneed()", interrupt=True),
+    Case(
+        "interrupted_in_the_repeat",
+        "import time\ndef f():\n    need()\n    print('ready', flush=True)\n    time.sleep(30)\nf()",
+        interrupt=True,
+    ),
+    Case("interrupted_after_it", "import time\nneed()\nprint('ready', flush=True)\ntime.sleep(30)", interrupt=True),
+    Case(
+        "interrupted_await",
+        "import asyncio\nneed()\nprint('ready', flush=True)\nawait asyncio.sleep(1)",
+        interrupt=True,
+    ),
+    Case(
+        "twice",
+        plain="# %%cuda_guard\nx = need(1)\n\ny = need(2)\nx, y",
+        guarded="%%cuda_guard\nx = need(1)\nfill()\ny = need(2)\nx, y",
+    ),
+]
+"""Each fills the card first, but for the plain one."""
+
+FAILURES = [
+    Case("not_rescued", "gpu.empty('4 GiB')", then=("%tb",)),
+    Case("in_a_function", "def f():\n    return gpu.empty('4 GiB')\nf()", then=("%tb",)),
+    Case(
+        "chained",
+        "try:\n    gpu.empty('4 GiB')\nexcept RuntimeError as e:\n    raise ValueError('training failed') from e",
+        then=("%tb",),
+    ),
+    Case(
+        "in_a_group",
+        "try:\n    gpu.empty('4 GiB')\nexcept RuntimeError as e:\n    raise ExceptionGroup('two', [e, KeyError('k')])",
+        needs=(3, 11),
+    ),
+    Case("after_output", "print('before')\nx = 1\ngpu.empty('4 GiB')"),
+    Case(
+        "in_an_await",
+        "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return gpu.empty('4 GiB')\nawait f()",
+    ),
+    Case("not_stored", "gpu.empty('4 GiB')", store_history=False),
+]
+"""No room can be made: the plain cell's error, and the report below (%debug finds no variables then: docs/cells.md)."""

@@ -1,0 +1,120 @@
+"""The real guard on the practice GPU, on each IPython stack: a rescued cell looks as one with enough memory."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from differential import Case, Kernel
+from environments import STACKS, build
+from rescue_cases import CASES, FAILURES, FILL, SETUP
+from test_differential import marks
+
+LINE = re.compile(r"cuda_guard: line [0-9]+ ran out of GPU memory; room was made; it runs again \(attempt 2\)\n")
+OWN_FRAME = re.compile(
+    r'  \|   File "[^"]*interactiveshell\.py", line [0-9]+, in run_code\n  \|     exec\(.*\n(?:  \|     [~^]+\n)?'
+)
+"""IPython's own, which stands in a group's traceback; after a rescue that failed it does not."""
+
+
+@pytest.fixture(scope="module", params=["own", *(pytest.param(s, marks=marks(s.name), id=s.name) for s in STACKS)])
+def kernel(request, tmp_path_factory):
+    """A kernel of the stack with cuda_magic itself."""
+    stack = request.param
+    python = sys.executable if stack == "own" else build(stack)
+    if python is None:
+        pytest.skip(f"no Python {' or '.join(stack.pythons)} for the stack {stack.name}")
+    kernel = Kernel(str(python), tmp_path_factory.mktemp("kernel"), "cuda_magic")
+    yield kernel
+    kernel.close()
+
+
+def see(kernel: Kernel, case: Case, fill: str = "") -> tuple[Any, Any]:
+    """The plain run, and the guarded one after `fill`."""
+    plain, guarded = case.texts
+    expected = kernel.see(plain, replace(case, setup=f"{SETUP}\n{case.setup}"))
+    return expected, kernel.see(guarded, replace(case, setup=f"{SETUP}\n{case.setup}\n{fill}"))
+
+
+def without_lines(messages: list[Any]) -> tuple[list[Any], int]:
+    """The messages without the guard's line for each repeat, and how many there were."""
+    left, found = [], 0
+    for kind, content in messages:
+        if kind == "stream" and content["name"] == "stderr":
+            text, count = LINE.subn("", content["text"])
+            found += count
+            if not text:
+                continue
+            content = {**content, "text": text}
+        if kind == "stream" and left and left[-1][0] == "stream" and left[-1][1]["name"] == content["name"]:
+            left[-1] = kind, {**content, "text": left[-1][1]["text"] + content["text"]}
+            continue
+        left.append((kind, content))
+    return left, found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_rescued_cell_is_the_plain_one_with_enough_memory(kernel, case):
+    """Messages, reply, Out, count, history, names and what follows are the same; one line for each repeat."""
+    if kernel.python < case.needs or not all(kernel.has(module) for module in case.modules):
+        return  # what the cell is about is not in this environment; other stacks have it
+    expected, seen = see(kernel, case, FILL)
+    messages, repeats = without_lines(seen.messages)
+    if case.name in ("interrupted_before_it", "capture_outside"):
+        assert repeats == 0  # interrupted before anything failed; --quiet
+    elif not case.silent:
+        assert repeats == (2 if case.name == "twice" else 1)
+    assert messages == expected.messages
+    assert seen.reply == expected.reply
+    assert seen.state == expected.state
+    assert seen.then == expected.then
+
+
+@pytest.mark.parametrize("case", FAILURES, ids=lambda case: case.name)
+def test_a_cell_that_is_not_rescued_is_the_plain_one_with_the_report_below(kernel, case):
+    """The plain cell's error and traceback, then one display: the report."""
+    if kernel.python < case.needs:
+        return
+    expected, seen = see(kernel, case)
+    shown = [content for kind, content in seen.messages if kind == "display_data"]
+    assert len(shown) == 1
+    assert seen.messages[-1][0] == "display_data"
+    assert shown[0]["data"]["text/plain"].startswith("cuda_guard: ")
+    assert shown[0]["data"]["text/html"].startswith("<div")
+    assert [message for message in seen.messages if message[0] != "display_data"] == [
+        (kind, {**content, "text": OWN_FRAME.sub("", content["text"])} if kind == "stream" else content)
+        for kind, content in expected.messages
+    ]
+    assert seen.reply == expected.reply
+    assert seen.state == expected.state
+    assert seen.then == expected.then
+
+
+def test_an_interrupt_while_room_is_made(kernel):
+    """The stop button while --wait waits: KeyboardInterrupt at once, the report below, and the kernel goes on."""
+    kernel.run(f"{SETUP}\ngpu.limit('24 GiB')\nkept = gpu.empty('1 MiB')\nother = gpu.other_process('23 GiB', pid=77)")
+    started = time.monotonic()
+    request = kernel.client.execute("%%cuda_guard --wait 50\nx = gpu.empty('2 GiB')", stop_on_error=False)
+    interrupted = []
+
+    def on(message: dict[str, Any]) -> None:
+        if "waiting for other processes" in str(message["content"].get("text", "")) and not interrupted:
+            interrupted.append(time.monotonic())
+            kernel.manager.interrupt_kernel()
+
+    messages = kernel._until_idle(request, on)
+    reply = kernel._reply(request)["content"]
+    assert interrupted
+    assert time.monotonic() - interrupted[0] < 10
+    assert time.monotonic() - started < 40
+    assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
+    errors = [m["content"] for m in messages if m["msg_type"] == "error"]
+    assert [e["ename"] for e in errors] == ["KeyboardInterrupt"]
+    assert "while the statement was being rescued" in "\n".join(errors[0]["traceback"])
+    assert kernel.ask("'x' in globals(), 1 + 1") == "(False, 2)"
+    kernel.run("other.stop()\ndel other")
+    assert kernel.run("%%cuda_guard\nx = gpu.empty('1 GiB')").reply["status"] == "ok"
