@@ -253,7 +253,7 @@ def test_ranks_of_one_job_are_not_moved_unless_asked(tmp_path):
     assert not any(wrong for _, wrong in results), results
     for figures, _ in results:
         assert "2 ranks" in figures["refused"] and not figures["moved when refused"], figures
-        assert figures["done"] and figures["moved"] > 10 and figures["intact"], figures
+        assert figures["done"] and figures["moved"] > 5 and figures["intact"], figures
         assert figures["collectives right"] and figures["step bitwise the same"], figures
     record("compact_ranks", {"ranks": 2, "moved": [f["moved"] for f, _ in results]})
 

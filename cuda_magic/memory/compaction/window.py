@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import nsmallest
+import bisect
 from itertools import accumulate
 
 from .goal import OP_COST, Goal, take
 from .heap import Heap
 from .pieces import FIXED, HOLE, LIVE, Piece, Space
-from .rules import ROUND_LARGE
+from .rules import ROUND_LARGE, UNLIMITED
 
 __all__ = ["window"]
 
@@ -17,30 +16,37 @@ WINDOWS = 40
 """The cheapest stretches, of which one is emptied."""
 
 
-def _windows(space: Space, heap: Heap, need: int) -> Iterator[tuple[int, int, Piece, Piece]]:
-    """(cost, address, first, last) of each shortest row of at least `need` bytes with nothing fixed in it."""
+def _windows(space: Space, heap: Heap, need: int) -> list[tuple[int, int, Piece, Piece]]:
+    """(cost, address, first, last) of the cheapest rows of just `need` bytes with nothing fixed in them."""
+    found: list[tuple[int, int, Piece, Piece]] = []
+    worst = UNLIMITED
     for stretch in heap.stretches:
         if stretch.space is not space or (stretch.expandable and not space.rules.expandable) or stretch.size < need:
             continue
         pieces = list(stretch.pieces())
-        costs = [0, *accumulate([p.need + OP_COST if p.kind == LIVE else 0 for p in pieces])]
-        fixed = [0, *accumulate([p.kind == FIXED for p in pieces])]
+        costs = [0, *accumulate([p.need + OP_COST if p.need else 0 for p in pieces])]
         ends = [p.address + p.size for p in pieces]
+        fixed = [0, *accumulate([p.kind == FIXED for p in pieces])]
         last = 0
-        for at, piece in enumerate(pieces):
-            wanted = piece.address + need
+        for at, start in enumerate([stretch.address, *ends[:-1]]):
+            wanted = start + need
             if ends[-1] < wanted:
                 break
             while ends[last] < wanted:
                 last += 1
-            if fixed[at] == fixed[last + 1]:
-                yield costs[last + 1] - costs[at], piece.address, piece, pieces[last]
+            cost = costs[last + 1] - costs[at]
+            if cost < worst and fixed[at] == fixed[last + 1]:
+                bisect.insort(found, (cost, start, pieces[at], pieces[last]))  # no two start at one address
+                if len(found) > WINDOWS:
+                    found.pop()
+                    worst = found[-1][0]
+    return found
 
 
 def window(heap: Heap, goal: Goal) -> bool:
     space = goal.space(heap)
     room = space.sizes(0)
-    for _, _, first, last in nsmallest(WINDOWS, _windows(space, heap, goal.need)):
+    for _, _, first, last in _windows(space, heap, goal.need):
         # the holes beside it are part of it: what is vacated there becomes one with them
         low = first.before if first.before is not None and first.before.kind == HOLE else first
         high = last.after if last.after is not None and last.after.kind == HOLE else last

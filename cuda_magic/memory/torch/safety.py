@@ -164,9 +164,9 @@ PROCESS = (
     Row("capturing", ALL, KEPT, "CUDA refuses a synchronising call while a graph is captured", _capturing),
     Row("graph", ALL, LIFTED, "a graph's static input that was moved is read at its old place: silently wrong (H200)",
         _graph),
-    Row("ranks", ALL, LIFTED, "buffers registered with NCCL by other ranks; with one rank bitwise the same (H200)",
-        _ranks),
-    Row("views", BOTH, LIFTED, "cupy.asarray and numba's as_cuda_array keep the address (reasoned)", _views),
+    Row("ranks", ALL, LIFTED, "buffers registered with NCCL by other ranks; a DDP step of one and of two ranks was"
+        " bitwise the same (H200)", _ranks),
+    Row("views", BOTH, LIFTED, "cupy.asarray and numba's as_cuda_array keep the address (H200)", _views),
     Row("threads", BOTH, LIFTED, "it may allocate between two steps of the plan, or start a kernel",
         _threads),
     Row("consumers", frozenset({PARK}), LIFTED, "a new view of a parked tensor has no memory behind it", _consumers),
@@ -251,11 +251,14 @@ def _viewed(f: Found) -> str:
 
 
 STORAGE = (
-    Row("deleter", BOTH, KEPT, "the receiver of an IPC handle keeps the old memory (reasoned); memory made with caching"
-        " off, imported by DLPack or shared copy-on-write is not in the plan", _deleter),
+    Row("deleter", BOTH, KEPT, "the receiver of an IPC handle keeps the old memory (reasoned; while it stays it sees"
+        " what is written: H200); memory made with caching off, imported by DLPack or shared copy-on-write is not in"
+        " the plan", _deleter),
     Row("resizable", BOTH, KEPT, "torch refuses to resize it (H200: a tensor made from a cupy array)", _fixed_size),
-    Row("exported", BOTH, LIFTED, "the consumer of a DLPack capsule reads the old place (reasoned)", _exported),
-    Row("viewed", BOTH, LIFTED, "the other library reads the old place (reasoned)", _viewed),
+    Row("exported", BOTH, LIFTED, "the consumer reads the old place: JAX and CuPy miss what is written (H200)",
+        _exported),
+    Row("viewed", BOTH, LIFTED, "the other library reads the old place: CuPy and Numba miss what is written (H200)",
+        _viewed),
 )  # fmt: skip
 """Blocks of a CUDA graph's pool or a MemPool are left out by their segment's pool id: a move would take them out."""
 
