@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from cuda_magic.memory.torch.parking import copies, slab  # noqa: E402
 from cuda_magic.memory.torch.parking import lane as lanes  # noqa: E402
-from cuda_magic.memory.torch.parking import slab  # noqa: E402
 from cuda_magic.memory.torch.parking.arena import Arena  # noqa: E402
 
 MIB = 1 << 20
@@ -105,7 +105,7 @@ def made(free):
         return torch.empty(*size, **options)
 
     core = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda index: index == 0)
-    names = {n: getattr(torch, n) for n in ("uint8", "frombuffer", "UntypedStorage")}
+    names = {n: getattr(torch, n) for n in ("uint8", "device", "frombuffer", "UntypedStorage")}
     return types.SimpleNamespace(cuda=cuda, _C=core, empty=empty, **names)
 
 
@@ -163,6 +163,15 @@ def test_where_nothing_can_be_pinned_at_all_ordinary_memory_is_kept():
     assert (buffer.slab.kind, buffer.slab.makeshift) == ("pageable", False)
     arena.give(buffer)
     assert arena.free == arena.held > 0
+
+
+def test_what_autograd_saves_is_copied_by_the_default_stream_on_a_full_card():
+    """No stream is made; where there is room, two are."""
+    for free, streams in ((20 * MIB, 0), (1 << 30, 2)):
+        fake = made(free)
+        used = copies.Copies(fake, 0, 1 << 40)
+        assert fake.cuda.made == streams
+        assert (used._out is fake.cuda.home) == (not streams)
 
 
 def test_a_slab_is_unused_when_its_holes_are_all_of_it():

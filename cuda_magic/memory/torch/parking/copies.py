@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from .lane import sides
+
 __all__ = ["Copies"]
 
 
 class Copies:
-    """The two side streams of one card, and what is free there.
+    """The two side streams of one card (the default one, where it is too full for them), and what is free there.
 
     Parameters
     ----------
@@ -33,7 +35,7 @@ class Copies:
     def __init__(self, torch: Any, device: int, limit: int) -> None:
         self._torch, self._index, self.limit = torch, device, limit
         self.device = torch.device("cuda", device)
-        self._out, self._back = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
+        self._out, self._back = sides(torch, device) or (torch.cuda.default_stream(device),) * 2
 
     def stream(self) -> Any:
         """The stream on which the caller computes."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
-__all__ = ["CudaLane", "Lane", "PlainLane", "quiet", "tight"]
+__all__ = ["CudaLane", "Lane", "PlainLane", "quiet", "sides", "tight"]
 
 SPARE = 128 << 20
 """Bytes that a card must have free before streams are made: torch makes all of them with the first, which took 70 MiB
@@ -22,6 +22,11 @@ def tight(torch: Any) -> bool:
     cuda = torch.cuda
     used = (i for i in range(cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i))
     return any(cuda.mem_get_info(i)[0] < SPARE for i in used)
+
+
+def sides(torch: Any, index: int) -> tuple[Any, Any] | None:
+    """Two streams beside those that compute; None while the card has no room for them."""
+    return None if tight(torch) else (torch.cuda.Stream(index), torch.cuda.Stream(index))
 
 
 def quiet(torch: Any) -> AbstractContextManager[Any]:
@@ -125,11 +130,8 @@ class CudaLane:
     def _streams(self) -> tuple[Any, Any]:
         """For what leaves and for what comes back."""
         if self._sides is None:
-            cuda = self.torch.cuda
-            if tight(self.torch):
-                return (cuda.default_stream(self.index),) * 2
-            self._sides = cuda.Stream(self.index), cuda.Stream(self.index)
-        return self._sides
+            self._sides = sides(self.torch, self.index)
+        return self._sides or (self.torch.cuda.default_stream(self.index),) * 2
 
     def out(self, storage: Any, buffer: Any, nbytes: int) -> Any:
         cuda = self.torch.cuda

@@ -115,7 +115,7 @@ class Store:
         self.torch = torch
         self._place, self._lane = place or self._arena, lane or self._cuda
         self.elsewhere: Place | None = None
-        """Where what leaves from now on waits, if that was named."""
+        """Where what is paged waits, if that was named."""
         self._lanes: dict[tuple[str, int | None], Lane] = {}
         self.lock = threading.RLock()
         self.away: dict[int, Entry] = {}
@@ -153,7 +153,7 @@ class Store:
 
     # -- out
     def park(self, storages: Iterable[Any], place: Place | None = None) -> int:
-        """Empty these storages, their contents kept in `place`; gives the bytes that are free now.
+        """Empty these storages, their contents kept in `place` (None: on the host); gives the bytes that are free now.
 
         What is parked already, or empty, is passed over. The order is kept, so the first ones leave first.
 
@@ -168,7 +168,7 @@ class Store:
                 if storage._cdata in self.away or not storage.nbytes():
                     continue
                 entry = self.followed.get(storage._cdata) or Entry(self.torch, storage)
-                freed += self.leave(entry, storage, place)
+                freed += self.leave(entry, storage, place or self._place())
         return freed
 
     def leave(self, entry: Entry, storage: Any, place: Place | None = None) -> int:
