@@ -144,6 +144,22 @@ def test_on_a_full_card_the_default_stream_copies_and_memory_need_not_be_pinned(
     assert arena.held > 0  # pinned memory is kept
 
 
+def test_streams_do_not_take_the_room_of_what_left():
+    """158 MiB free, 128 of them of what waits: made once that is back and there is room beside it."""
+    fake = made(30 * MIB)
+    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=512 * MIB)
+    tensor = torch.zeros(32 * MIB)
+    storage, buffer = tensor.untyped_storage(), arena.take(128 * MIB)
+    left = lane.out(storage, buffer, 128 * MIB)
+    storage.resize_(0)
+    fake.cuda.free += 128 * MIB
+    out_and_back(lane, arena, torch.arange(1000.0))
+    lane.back(storage, buffer, 128 * MIB, left)
+    assert fake.cuda.made == 0
+    out_and_back(lane, arena, torch.arange(1000.0))
+    assert fake.cuda.made == 2
+
+
 def test_streams_are_made_while_there_is_room():
     """With the lane, before anything leaves: a card that fills up afterwards is no hindrance."""
     fake = made(1 << 30)

@@ -28,7 +28,7 @@ class CardAllocator(TorchAllocator):
     def __init__(self, card):
         super().__init__()
         self.card, self.session = card, card.session()
-        self.refused = ""
+        self.refused, self.lifted = "", False
 
     def devices(self):
         return (0,)
@@ -93,7 +93,7 @@ class CardAllocator(TorchAllocator):
             figures=lambda device: self.card,
             kind="cpu",
         )
-        found.page_refused = lambda device, anyway=False: self.refused
+        found.page_refused = lambda device, anyway=False: "" if anyway and self.lifted else self.refused
         return found
 
 
@@ -268,6 +268,11 @@ def test_a_refusal_is_told_and_the_users_error_is_the_one_that_shows(cells, card
     assert isinstance(error, torch.OutOfMemoryError)
     assert any("cupy is loaded" in note for note in cells.report.notes)
     assert cells.rung("page").reason == "cupy is loaded"
+    cells.allocator.lifted = True
+    assert cells.guard("new = torch.ones(24 * MIB)", only=("page",)) is not None
+    assert cells.rung("page").reason == "cupy is loaded; --move-anyway pages nevertheless"
+    assert cells.guard("new = torch.ones(24 * MIB)", only=("page",), move_anyway=True) is None
+    assert cells.report.paged.left > 0
 
 
 def test_an_error_of_the_users_in_a_paged_cell_shows_and_all_comes_back(cells, card):

@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import CudaMagicError
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did, asked
+from . import Did, asked, refusal
 
 __all__ = ["RUNG"]
 
@@ -33,12 +33,8 @@ class _Activations:
         taken = found.need(s) - request
         if taken < LEAST:
             return f"the failed attempt had taken {bytes_text(taken)} before: there is little to save"
-        anyway = s.options.move_anyway
-        refused = found.allocator.moving_refused(found.device, doing="save", anyway=anyway)
-        if refused:
-            lifted = not anyway and not found.allocator.moving_refused(found.device, doing="save", anyway=True)
-            return f"{refused}; --move-anyway does it nevertheless" if lifted else refused
-        return ""
+        read, device = found.allocator.moving_refused, found.device
+        return refusal(lambda anyway: read(device, doing="save", anyway=anyway), s, "does it")
 
     def run(self, s: Situation) -> Did:
         assert s.allocator is not None and s.device is not None and s.request is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import CudaMagicError
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did
+from . import Did, refusal
 
 __all__ = ["RUNG"]
 
@@ -29,7 +29,8 @@ class _Page:
             return "this library has no ops that can be watched"
         if not s.fault.torch_allocator:
             return "the request was not the caching allocator's"
-        refused = ops.page_refused(s.device, anyway=s.options.move_anyway)
+        device = s.device
+        refused = refusal(lambda anyway: ops.page_refused(device, anyway=anyway), s, "pages")
         if refused:
             return refused
         room = s.room()

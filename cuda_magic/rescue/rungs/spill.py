@@ -10,7 +10,7 @@ from ...errors import Refused
 from ...memory.compaction import block_size
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did
+from . import Did, refusal
 
 if TYPE_CHECKING:
     from ...memory.allocator import Allocator, Storage
@@ -82,12 +82,9 @@ class _Spill:
             return "the size of the request is not known"
         if s.node is None and not s.roots:
             return "what the statement uses is not known"
-        anyway = s.options.move_anyway
-        refused = s.allocator.moving_refused(s.device, doing="park", anyway=anyway)
-        if refused:
-            lifted = not anyway and not s.allocator.moving_refused(s.device, doing="park", anyway=True)
-            return f"{refused}; --move-anyway parks nevertheless" if lifted else refused
-        return self._plan(s)
+        read, device = s.allocator.moving_refused, s.device
+        refused = refusal(lambda anyway: read(device, doing="park", anyway=anyway), s, "parks")
+        return refused or self._plan(s)
 
     def _plan(self, s: Situation) -> str:
         """Look for what is idle; why nothing can leave, or an empty string with the plan in the memory."""

@@ -18,15 +18,17 @@ of an H200 (torch 2.11). 1 GiB of page-locked memory took 2 MiB."""
 
 
 def tight(torch: Any) -> bool:
-    """Whether a card of this process is so full that streams should not be made, and pinning may fail."""
+    """Whether a card of this process is so full that pinning may fail for that."""
     cuda = torch.cuda
     used = (i for i in range(cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i))
     return any(cuda.mem_get_info(i)[0] < SPARE for i in used)
 
 
-def sides(torch: Any, index: int) -> tuple[Any, Any] | None:
-    """Two streams beside those that compute; None while the card has no room for them."""
-    return None if tight(torch) else (torch.cuda.Stream(index), torch.cuda.Stream(index))
+def sides(torch: Any, index: int, lent: int = 0) -> tuple[Any, Any] | None:
+    """Two streams beside those that compute; None while the card has no room for them beside `lent` bytes."""
+    if torch.cuda.mem_get_info(index)[0] < SPARE + lent:
+        return None
+    return torch.cuda.Stream(index), torch.cuda.Stream(index)
 
 
 def quiet(torch: Any) -> AbstractContextManager[Any]:
@@ -115,6 +117,8 @@ class CudaLane:
     def __init__(self, torch: Any, index: int) -> None:
         self.torch, self.index = torch, index
         self._sides: tuple[Any, Any] | None = None
+        self._lent = 0
+        """Bytes that left and will want their room again."""
         self._stream: int | None = None
         self.several = False
         self._streams()  # there may be less room later
@@ -130,7 +134,7 @@ class CudaLane:
     def _streams(self) -> tuple[Any, Any]:
         """For what leaves and for what comes back."""
         if self._sides is None:
-            self._sides = sides(self.torch, self.index)
+            self._sides = sides(self.torch, self.index, self._lent)
         return self._sides or (self.torch.cuda.default_stream(self.index),) * 2
 
     def out(self, storage: Any, buffer: Any, nbytes: int) -> Any:
@@ -147,6 +151,7 @@ class CudaLane:
             done = leaving.record_event()
             if self.several or self._sides is None:
                 done.synchronize()
+            self._lent += nbytes
         return done
 
     def vacate(self, event: Any) -> None:
@@ -178,6 +183,7 @@ class CudaLane:
             except BaseException:
                 storage.resize_(0)
                 raise
+            self._lent -= nbytes
         return done
 
     def wait(self, event: Any) -> None:
