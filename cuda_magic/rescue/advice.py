@@ -164,7 +164,7 @@ def _fragmented(c: Case) -> list[NextStep]:
     free = room.total if room else (sizes.free or 0) + (sizes.unallocated or 0)
     cached = room.cached if room else sizes.unallocated or 0
     # None: an allocator without such segments
-    can_be = c.s.allocator is None or c.s.allocator.expandable() is False
+    can_be = c.s.allocator is None or not c.s.allocator.started() or c.s.allocator.expandable() is False
     if not c.s.fault.torch_allocator or not c.request or not can_be or free < c.request or cached < c.request // 8:
         return []
     largest = f", the largest piece {bytes_text(room.largest)}" if room else ""

@@ -271,8 +271,9 @@ def test_a_refusal_is_told_and_the_users_error_is_the_one_that_shows(cells, card
     cells.allocator.lifted = True
     assert cells.guard("new = torch.ones(24 * MIB)", only=("page",)) is not None
     assert cells.rung("page").reason == "cupy is loaded; --move-anyway pages nevertheless"
-    assert cells.guard("new = torch.ones(24 * MIB)", only=("page",), move_anyway=True) is None
+    assert cells.guard("new = torch.ones(24 * MIB).numel()", only=("page",), move_anyway=True) is None
     assert cells.report.paged.left > 0
+    assert not cells.allocator.session.on
 
 
 def test_an_error_of_the_users_in_a_paged_cell_shows_and_all_comes_back(cells, card):
