@@ -179,7 +179,6 @@ CASES = (
         result="r == 64**3",
         intact="all(holds(t, i) for i, t in enumerate(live))",
         alone=True,
-        note="parking itself found no memory on a card with 20 MiB left",
     ),
     Case(
         "larger",
