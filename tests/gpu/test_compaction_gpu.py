@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -85,6 +86,47 @@ def test_the_fragmented_heap_that_collect_and_retry_cannot_help(card):
         card.cuda.empty_cache()
     record("compact_heap_A", {"seconds": times, "moves": outcome.moves, "moved_bytes": outcome.moved,
                               "planning_s": outcome.planning})  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["one segment", "small"])
+def test_a_heap_of_twenty_thousand_blocks(card, kind):
+    """20,000 blocks of 1.5 MiB in one segment, and 20,000 small ones in 2 MiB segments: planned, done, every byte."""
+    from record import record
+
+    from cuda_magic.memory.compaction import compact
+    from cuda_magic.memory.torch import allocator
+
+    if card.cuda.mem_get_info()[0] < 70 * GIB:
+        pytest.skip("the card has less than 70 GiB free")
+    draw = random.Random(1)
+    card.cap(card.cuda.get_device_properties(0).total_memory)
+    if kind == "small":
+        made = [empty(card, draw.randint(100_000, 600_000)) for _ in range(80_000)]
+        live, request = [t for t in made if draw.random() < 0.25], GIB
+    else:
+        whole = empty(card, 60_000 * MIB)
+        del whole
+        made = [empty(card, 3 * MIB // 2) for _ in range(40_000)]
+        live, request = made[::2], 2 * GIB
+    del made
+    for i, tensor in enumerate(live):
+        tensor.fill_(i % 251)
+    gc.collect()
+    card.cuda.empty_cache()
+    card.cap(card.cuda.memory_reserved() + 64 * MIB)
+    assert not fits(card, request)
+    card.cuda.synchronize()
+    started = time.perf_counter()
+    outcome = compact(allocator(), 0, request)
+    card.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    record(f"compact_20000_{kind.replace(' ', '_')}", {"seconds": seconds, "planning_s": outcome.planning,
+           "how": outcome.how, "moves": outcome.moves, "moved_bytes": outcome.moved, "blocks": len(live)})  # fmt: skip
+    assert outcome.done, outcome
+    assert fits(card, request)
+    card.cap(card.cuda.get_device_properties(0).total_memory)
+    wrong = sum((t != i % 251).any().int() for i, t in enumerate(live))
+    assert not int(wrong)
 
 
 HEAPS = {
