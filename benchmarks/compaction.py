@@ -7,7 +7,6 @@ Prints one line a heap: blocks, the plan, its moves and operations, and the medi
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import multiprocessing
 import random
@@ -87,7 +86,7 @@ def fixed(blocks: int) -> tuple[Any, list[Any], int]:
     plain = one.allocator.storages
 
     def storages(device: int, **options: Any) -> list[Any]:
-        return [dataclasses.replace(s, reason="held" if s.key in kept else "") for s in plain(device, **options)]
+        return [s._replace(reason="held" if s.key in kept else "") for s in plain(device, **options)]
 
     one.allocator.storages = storages
     return one, live, request

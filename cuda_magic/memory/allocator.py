@@ -66,11 +66,11 @@ class Stats:
         return self.reserved - self.allocated
 
 
-@dataclass(frozen=True, eq=False)
-class Storage:
+class Storage(NamedTuple):
     """One live storage on a device. `handle` is the allocator's own object, held only as long as this record is.
 
     `reason` is why it may not be moved, empty when it may. `address` is 0 where asking for it would change something.
+    A tuple, since a heap has thousands; each is only equal to itself.
     """
 
     key: int
@@ -79,6 +79,15 @@ class Storage:
     nbytes: int
     handle: Any
     reason: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 class Reserve(Protocol):

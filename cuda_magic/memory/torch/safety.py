@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import native, parking, threads
 from .reach import reach, referents
@@ -208,8 +208,7 @@ def graphs_alive(torch: Any) -> bool:
 # -- one storage
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """One storage as the scan met it. `tensor` is one of its tensors."""
 
     torch: Any
