@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..allocator import Survey
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["copy_in", "copy_out", "current", "host_room", "survey"]
 
 
-@contextmanager
-def current(torch: Any, device: int, stream: int) -> Iterator[None]:
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+def current(torch: Any, device: int, stream: int) -> AbstractContextManager[None]:
     """Inside, `stream` (its address; 0 is the default one) of `device` is current: blocks come from its pools."""
-    raw = torch._C._cuda_getCurrentRawStream
-    if torch._C._cuda_getDevice() == device and raw(device) == stream:
-        yield
-        return
+    if torch._C._cuda_getDevice() == device and torch._C._cuda_getCurrentRawStream(device) == stream:
+        return _AS_IT_IS
     cuda = torch.cuda
     chosen = cuda.ExternalStream(stream, device=device) if stream else cuda.default_stream(device)
-    with cuda.stream(chosen):  # the device too
-        yield
+    inside: AbstractContextManager[None] = cuda.stream(chosen)  # the device too
+    return inside
 
 
 def survey(allocator: TorchAllocator, device: int, anyway: bool) -> Survey:
