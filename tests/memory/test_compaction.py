@@ -7,13 +7,17 @@ import signal
 
 import pytest
 import random_heaps
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cuda_magic.machine import use
 from cuda_magic.memory.compaction import compact, predict
+from cuda_magic.memory.compaction.goal import take
 from cuda_magic.memory.compaction.heap import Heap
+from cuda_magic.memory.compaction.pieces import Space
 from cuda_magic.memory.compaction.plan import plan
 from cuda_magic.memory.compaction.replay import Stranded
-from cuda_magic.memory.compaction.rules import MIB, Rules, block_size, segment_size
+from cuda_magic.memory.compaction.rules import MIB, UNLIMITED, Rules, block_size, segment_size
 from cuda_magic.testing import gpu
 
 
@@ -229,6 +233,53 @@ def test_what_may_not_be_moved_stays_where_it_is(card):
     assert plan(lambda: Heap.of(allocator.segments(0), storages, 0), 300 * MIB) is None
     assert {s.key: s.address for s in allocator.storages(0)} == before
     assert len(kept) == 10
+
+
+@pytest.mark.parametrize("kind", ["large", "small", "mixed", "streams"])
+def test_both_ways_of_filling_holes_are_one(kind):
+    """A split limit that nothing reaches takes the general way: the same plan, with the same fillers."""
+    plans = []
+    for seed in range(8):
+        one = gpu(("2 GiB",), force=True)
+        one.limit("1 GiB")
+        draw = random.Random(f"{kind} {seed}")
+        live = random_heaps.strewn(one, kind, draw)
+        one.allocator.empty_cache()
+        found = one.allocator.survey(0)
+        request = one.allocator.stats(0).cached * 3 // 4
+        made = [
+            plan(lambda rules=rules, found=found: Heap.of(found.segments, found.storages, 64 * MIB, rules), request,
+                 stream=found.stream, host=lambda: 1 << 40)
+            for rules in (Rules(), Rules(max_split=UNLIMITED - 1))
+        ]  # fmt: skip
+        assert live and (made[0] is None) == (made[1] is None)
+        if made[0] is not None:
+            fills = [sorted(op[1:3] for op in p.ops if op.kind == "fill") for p in made]
+            assert fills[0] == fills[1]
+            assert [op for op in made[0].ops if op.kind == "move"] == [op for op in made[1].ops if op.kind == "move"]
+            plans.append(made[0])
+    assert any(p.ops for p in plans)
+
+
+@given(st.lists(st.integers(1, 40), max_size=8), st.lists(st.integers(1, 60), max_size=8), st.lists(st.integers(1, 60)))
+def test_trying_whether_blocks_fit_leaves_the_holes_as_they_were(needs, own, others):
+    """Placed one by one in the best hole: used up where all fit, untouched where one does not."""
+    space = Space(0, True, Rules())
+    unit = 512
+    needs = sorted((n * unit for n in needs), reverse=True)
+    room = sorted(n * unit for n in own + others)
+    before = list(room)
+    holes = sorted(n * unit for n in others)
+    left = 0
+    for need in needs:
+        fitting = [h for h in holes if h >= need]
+        if not fitting:
+            left += need
+            continue
+        holes.remove(fitting[0])
+        holes = sorted([*holes, fitting[0] - need]) if fitting[0] > need else holes
+    assert take(space, needs, [n * unit for n in own], room) == left
+    assert room == (before if left else holes)
 
 
 def test_planning_changes_nothing(card):
