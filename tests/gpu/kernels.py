@@ -31,7 +31,9 @@ class Kernel:
     def __init__(self, prelude: str = PRELUDE, patience: float = 120) -> None:
         self.patience = 60.0
         self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": PATHS})
+        # kernels that start together would wait for each other's lock on IPython's history
+        history = ["--HistoryManager.hist_file=:memory:"]
+        self.manager.start_kernel(env={**os.environ, "PYTHONPATH": PATHS}, extra_arguments=history)
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
