@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 __all__ = [
@@ -27,6 +27,10 @@ __all__ = [
 
 _LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 """last_exc since Python 3.12."""
+_DEBUGGED = ("curframe", "curframe_locals", "botframe", "stopframe")
+"""What %debug keeps after its end: the variables of the frame it looked at last (up to Python 3.12), and the cell's own
+frame, whose caller holds the result of that run, with its error and all its frames. From Python 3.12 on it leaves each
+frame that it looked at in a variable of that frame's module too."""
 _NUMBERED = re.compile(r"_[0-9]+\Z")
 _OPTIMIZED = 0x1 | 0x2
 """CO_OPTIMIZED | CO_NEWLOCALS: a function's frame. A module's f_locals is the user's namespace."""
@@ -61,8 +65,12 @@ def forget_errors(shell: Any) -> int:
         shown.tb = None
         dropped += 1
     debugger = getattr(shown, "pdb", None)
-    if debugger is not None and getattr(debugger, "curframe", None) is not None:
-        debugger.forget()  # %debug keeps the frames that it looked at
+    if debugger is not None and any(getattr(debugger, name, None) is not None for name in _DEBUGGED):
+        debugger.reset()
+        vars(debugger).pop("curframe_locals", None)
+        for module in list(sys.modules.values()):  # pdb itself clears those of one module
+            if isinstance(module, ModuleType):
+                vars(module).pop("__pdb_convenience_variables", None)
         dropped += 1
     last: Any = getattr(shell, "last_execution_result", None)
     for name in ("error_in_exec", "error_before_exec"):

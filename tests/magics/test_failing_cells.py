@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,37 @@ def test_nbclient_stops_at_the_mistake_with_one_short_error(notebook):
     assert outputs[0].ename == "UserError"
     assert len(outputs[0].traceback) == 1
     assert "File" not in outputs[0].traceback[0]
+    assert not (notebook.parent / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("1/0", "ZeroDivisionError"),
+        ("x = = 1", "SyntaxError"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise SystemExit(1)", "SystemExit"),
+        ("import asyncio\nawait asyncio.sleep(0)\n[][1]", "IndexError"),
+        ("gpu.empty('99 GiB')", "OutOfMemoryError"),
+        ("kept = gpu.empty('20 GiB')\nmore = gpu.empty('20 GiB')", "OutOfMemoryError"),
+    ],
+)
+def test_case_37_a_guarded_cell_that_fails_stops_the_run(notebook, body, name):
+    """nbclient: CellExecutionError, one error output with the user's line, and the next cell does not run."""
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    made = nbformat.read(notebook, 4)
+    made.cells[0].source += "\nfrom cuda_magic.testing import gpu\ngpu = gpu(force=True)"
+    made.cells[1].source = f"%%cuda_guard --without spill\n{body}"
+    client = NotebookClient(made, resources={"metadata": {"path": notebook.parent}})
+    with pytest.raises(CellExecutionError):
+        client.execute()
+    errors = [output for output in made.cells[1].outputs if output.output_type == "error"]
+    assert [error.ename for error in errors] == [name]
+    if name != "SystemExit":
+        assert body.splitlines()[-1] in re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(errors[0].traceback))
+    assert made.cells[2].outputs == [] and made.cells[2].execution_count is None
     assert not (notebook.parent / "ran").exists()
 
 

@@ -303,12 +303,15 @@ def test_case_53_a_fallback_that_did_not_happen_is_not_reported(practice):
         yield
 
     practice.gpu.allocator.uncached = cannot
-    practice.plain("gpu.limit('42 MiB')\nkept = [gpu.empty('9 MiB') for _ in range(4)]")
-    error = practice.guard("y = gpu.empty('1.5 MiB'); z = gpu.empty('5 MiB')", only=("cudamalloc",))
-    assert "out of memory" in str(error)
-    assert practice.rung("cudamalloc").state in ("failed", "skipped")
-    if practice.rung("cudamalloc").state == "failed":
-        assert "not possible in this kernel" in practice.rung("cudamalloc").reason
+    free = practice.gpu.empty("1 MiB") and practice.gpu.allocator.driver_memory(0)[0]
+    practice.names["kept"] = practice.gpu.empty(free - (15 << 20))
+    error = practice.guard("y = gpu.empty('5 MiB')", only=("cudamalloc",))
+    assert "CUDA out of memory. Tried to allocate" in str(error)
+    assert practice.rung("cudamalloc").state == "failed"
+    assert practice.rung("cudamalloc").reason == (
+        "not possible in this kernel: Can't swap an already initialized allocator"
+    )
+    assert (practice.report.status, practice.report.attempts, practice.lines) == ("failed", 1, [])
 
 
 def test_plain_cudamalloc_takes_the_last_megabytes(practice):

@@ -315,3 +315,46 @@ def test_a_name_that_is_no_string_costs_neither_marks_nor_report(practice, capsy
     assert practice.report.status == "refused"
     assert "globals()[5]" in " ".join(practice.report.notes)
     assert "an error of its own" not in capsys.readouterr().err
+
+
+def test_an_object_without_state_dict_is_kept_as_a_deep_copy(once):
+    """--checkpoint counter: its fields go back, and it stays the same object."""
+    once.plain("class Counter:\n  def __init__(self): self.n, self.seen = 0, [1]\ncounter = Counter()\nsame = counter")
+    code = "for i in range(2):\n  counter.n += 1; counter.seen.append(i); oom_once()"
+    assert once.guard(code, checkpoint=("counter",), repeat_anyway=True) is None
+    assert (once.names["counter"].n, once.names["counter"].seen) == (2, [1, 0, 1])
+    assert once.names["counter"] is once.names["same"]
+
+
+def test_an_object_that_cannot_be_copied_is_said(once):
+    """A lock can be neither asked for its state nor copied: a note, and the cell runs."""
+    once.plain("import threading\nclass Held:\n  def __init__(self): self.lock = threading.Lock()\nheld = Held()")
+    assert once.guard("x = (held, oom_once())", checkpoint=("held",)) is None
+    assert any("cannot be kept by --checkpoint" in note for note in once.report.notes)
+
+
+def test_numbers_after_a_rescue_are_those_of_a_run_with_enough_memory(practice):
+    """The practice GPU: python's and numpy's draws and a sum over them, bit by bit, with room and rescued."""
+    numpy = pytest.importorskip("numpy")
+    code = (
+        "total = []\n"
+        "for i in range(4):\n"
+        "  a = gpu.empty('0.9 GiB'); total = total + [random.random() * numpy.random.rand()]\n"
+        "  last = numpy.random.rand(3)"
+    )
+    practice.plain("import random, numpy\ngpu.limit('3 GiB')")
+
+    def run(fill):
+        random.seed(3)
+        numpy.random.seed(4)
+        if fill:
+            practice.plain("held = [gpu.empty('2.5 GiB')]\nheld.append(held)\ndel held")
+        assert practice.guard(code) is None
+        return practice.names["total"], practice.names["last"].tobytes(), random.random(), numpy.random.rand()
+
+    wanted = run(False)
+    assert practice.report.status == "ok"
+    practice.plain("a = None")
+    rescued = run(True)
+    assert practice.report.status == "rescued"
+    assert rescued == wanted

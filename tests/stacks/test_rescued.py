@@ -14,6 +14,7 @@ from environments import STACKS, build
 from rescue_cases import CASES, FAILURES, FILL, SETUP
 from test_differential import marks
 
+_RESET_ALL = "%reset -f\nimport sys\n"
 LINE = re.compile(r"cuda_guard: line [0-9]+ ran out of GPU memory; room was made; it runs again \(attempt 2\)\n")
 OWN_FRAME = re.compile(
     r'  \|   File "[^"]*interactiveshell\.py", line [0-9]+, in run_code\n  \|     exec\(.*\n(?:  \|     [~^]+\n)?'
@@ -118,3 +119,49 @@ def test_an_interrupt_while_room_is_made(kernel):
     assert kernel.ask("'x' in globals(), 1 + 1") == "(False, 2)"
     kernel.run("other.stop()\ndel other")
     assert kernel.run("%%cuda_guard\nx = gpu.empty('1 GiB')").reply["status"] == "ok"
+
+
+FAILED = """
+def fail():
+    held = gpu.empty('2 GiB')
+    inner = lambda: gpu.empty('2 GiB')
+    return inner()
+"""
+
+
+@pytest.mark.parametrize("looked", [(), ("%debug",), ("%tb",)], ids=["", "debugged", "shown again"])
+def test_case_41_an_earlier_failure_lets_go(kernel, looked):
+    """Its function held 2 GiB of 3. Formatting left snapshots of its locals on old Pythons; they go too.
+
+    The notebook's own names, which are the locals of the failed cell's first frame, stay.
+    """
+    kernel.run(f"{_RESET_ALL}{SETUP}{FAILED}")
+    kernel.run("before = [1, 2]\nat_top = gpu.empty('0.5 GiB')\nfail()")
+    for line in looked:
+        kernel.run(line, stdin=("p held", "up", "q") if line == "%debug" else ())
+    seen = kernel.run("%%cuda_guard --only holders,collect,caches --report report\nx = gpu.empty('2.25 GiB')")
+    assert seen.reply["status"] == "ok", seen
+    assert kernel.ask("report.status, x.nbytes, before, at_top.nbytes") == f"('rescued', {9 << 28}, [1, 2], {1 << 29})"
+
+
+def test_case_41_an_exception_that_the_user_keeps_is_named_and_kept(kernel):
+    """`saved = e`: the report has the name, the bytes and the line; the frames stay whole."""
+    kernel.run(f"{_RESET_ALL}{SETUP}{FAILED}")
+    kernel.run("try:\n    fail()\nexcept RuntimeError as e:\n    saved = e")
+    seen = kernel.run("%%cuda_guard --report report\nx = gpu.empty('2.25 GiB')")
+    assert seen.reply["status"] == "error"
+    assert kernel.ask("[h.nbytes for h in report.holders if h.name == 'saved']") == f"[{2 << 30}]"
+    assert kernel.ask("any(s.line == 'del saved' for s in report.next_steps)") == "True"
+    assert kernel.ask("saved.__traceback__.tb_next.tb_frame.f_locals['held'].nbytes") == str(2 << 30)
+
+
+def test_shown_values_are_let_go_where_asked(kernel):
+    """Out, `_` and IPython's other references: named without --free-outputs, gone with it."""
+    kernel.run(f"{_RESET_ALL}{SETUP}")
+    kernel.run("gpu.empty('2 GiB')")
+    seen = kernel.run("%%cuda_guard --only holders,collect,caches --report report\nx = gpu.empty('2 GiB')")
+    assert seen.reply["status"] == "error"
+    assert kernel.ask("[h.nbytes for h in report.holders if h.kind == 'output']") == f"[{2 << 30}]"
+    assert kernel.ask("any(s.line == '%%cuda_guard --free-outputs' for s in report.next_steps)") == "True"
+    seen = kernel.run("%%cuda_guard --free-outputs --only holders,collect,caches\nx = gpu.empty('2 GiB')")
+    assert seen.reply["status"] == "ok", seen
