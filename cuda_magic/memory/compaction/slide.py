@@ -15,6 +15,9 @@ def regions(stretch: Stretch) -> Iterator[tuple[Piece, int]]:
     """(first piece, free bytes) of each row between fixed blocks; what live blocks hold beyond their need counts."""
     first: Piece | None = None
     free = 0
+    if not stretch.fixed and stretch.first is not None:  # all of it
+        yield stretch.first, stretch.size - stretch.live
+        return
     for piece in stretch.pieces():
         if piece.kind == FIXED:
             if first is not None:
