@@ -319,7 +319,7 @@ def test_a_convolution_that_goes_on_with_less_workspace_is_noted(kernel):
 
     seen = []
     for bench in (False, True):
-        for batch, channels, side, size in ((64, 256, 56, 3), (32, 128, 112, 5), (256, 64, 56, 3), (16, 512, 64, 7)):
+        for batch, channels, side, size in ((64, 256, 56, 3), (32, 128, 112, 5), (16, 512, 64, 7)):
             for backward in (False, True):
                 kernel.ok(
                     CONVOLUTION.format(
