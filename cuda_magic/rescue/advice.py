@@ -10,12 +10,15 @@ from ..render.units import bytes_text
 from .classify import others_hold_it
 from .lines import RESTART, allocator_option, variable
 from .marks import names_read
+from .options import RUNGS
 from .situation import CONTEXT, Situation
 from .survey import Survey
 
 __all__ = ["NextStep", "next_steps"]
 
 MIB = 1 << 20
+MOST = 3
+"""Variables that are named together."""
 
 
 @dataclass(frozen=True)
@@ -177,9 +180,40 @@ def _fragmented(c: Case) -> list[NextStep]:
     ]
 
 
-def _smaller(c: Case) -> list[NextStep]:
-    if c.crowded or c.s.fault.kind.repeat != "ladder" or c.kind == "context" or c.s.options.shrink or c.refused:
+def _limited(c: Case) -> list[NextStep]:
+    """This process may take less than the card has: a limit of its own."""
+    room, allocator = c.where.room, c.s.allocator
+    if room is None or allocator is None or c.s.device is None or c.s.fault.kind.repeat != "ladder":
         return []
+    if allocator.label:  # the practice GPU's is set in another way
+        return []
+    limit, memory = allocator.memory_limit(c.s.device), allocator.driver_memory(c.s.device)
+    if limit is None or memory is None or not c.request or memory[0] + room.cached < max(c.s.need or 0, c.request):
+        return []
+    why = f"the card has {bytes_text(memory[0])} free, and this process has a limit of {bytes_text(limit)}: lift it"
+    return [NextStep(why, f"torch.cuda.set_per_process_memory_fraction(1.0, {c.s.device})")]
+
+
+def _left_out(c: Case) -> list[NextStep]:
+    """What the options forbade, where it might have helped."""
+    o = c.s.options
+    if c.s.fault.kind.repeat != "ladder" or c.refused or c.kind == "context":
+        return []
+    if not o.retries and not (o.shrink or o.otherwise or o.wait):
+        return [NextStep("--retries 0 allows no repeat", "%%cuda_guard")]
+    moving = ("compact", "spill", "page") if o.no_move else ()
+    named = ("reserve", "wait", "shrink", "else")
+    out = [r for r in RUNGS if r not in named and (o.excluded(r) or r in moving)]
+    return [NextStep(f"rungs were left out by the options ({', '.join(out)})", "%%cuda_guard")] if out else []
+
+
+def _smaller(c: Case) -> list[NextStep]:
+    if c.crowded or c.s.fault.kind.repeat != "ladder" or c.kind == "context" or c.refused:
+        return []
+    if c.s.options.shrink:
+        name, floor = c.s.options.shrink
+        at_floor = floor > 1 and c.s.namespace.get(name) == floor
+        return [NextStep(f"{name} may go below {floor}", f"%%cuda_guard --shrink {name}")] if at_floor else []
     read = c.node_names
     whole = {n: v for n, v in c.s.names().items() if n in read and isinstance(v, int) and not isinstance(v, bool)}
     likely = [n for n, v in whole.items() if v > 1 and ("batch" in n.lower() or n.lower() in ("bs", "b", "n"))]
@@ -191,10 +225,20 @@ def _smaller(c: Case) -> list[NextStep]:
 def _variables(c: Case) -> list[NextStep]:
     if c.crowded or c.s.fault.kind.repeat != "ladder":
         return []
-    large = [h for h in c.where.holders if h.kind == "variable" and (h.nbytes or 0) >= max(c.request // 2, MIB)]
-    large = [h for h in large if not issubclass(type(c.s.names().get(h.name)), BaseException)][:2]
+    held = [h for h in c.where.holders if h.kind == "variable" and (h.nbytes or 0) >= MIB]
+    held = [h for h in held if not issubclass(type(c.s.names().get(h.name)), BaseException)]
+    room = c.where.room
+    missing = max(c.s.need or 0, c.request) - (room.total if room else 0)
+    enough, sum_of = [], 0
+    for one in held[:MOST]:
+        enough.append(one)
+        sum_of += one.nbytes or 0
+        if sum_of >= missing:
+            break
+    if sum_of < missing:  # those that count for something
+        enough = [h for h in held if (h.nbytes or 0) >= c.request // 2][:2]
     return [
-        NextStep(f"{h.name} holds {bytes_text(h.nbytes)}; if it is no longer needed", f"del {h.name}") for h in large
+        NextStep(f"{h.name} holds {bytes_text(h.nbytes)}; if it is no longer needed", f"del {h.name}") for h in enough
     ]
 
 
@@ -207,8 +251,10 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     _too_large,
     _refused,
     _others,
+    _limited,
     _holders,
     _fragmented,
+    _left_out,
     _smaller,
     _variables,
 )

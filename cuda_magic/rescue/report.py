@@ -22,6 +22,8 @@ __all__ = ["Report"]
 SHOWN = 12
 """Holders that are shown; `holders` has all."""
 _SMALL = 1 << 20
+_ASKED = ("not given", "not in --only", "excluded by --without")
+"""Ends of reasons that the user's own line says already."""
 _STATUS = {
     "ok": "nothing to rescue",
     "error": "the cell failed, and not for memory",
@@ -108,7 +110,7 @@ class Report(Result):
         return text
 
     def _rungs(self) -> list[Block]:
-        shown = [r for r in self.rungs if r.state != "skipped" or not r.reason.endswith("not given")]
+        shown = [r for r in self.rungs if r.state != "skipped" or not r.reason.endswith(_ASKED)]
         if not shown:
             return []
         rows = [

@@ -117,7 +117,7 @@ def test_start_up_leads_to_the_doctor(practice):
 
 
 IN_FORCE = {
-    "--shrink": {"shrink": ("batch_size", 64)},
+    "--shrink": {"shrink": ("batch_size", 1)},
     "--wait": {"wait": 0.1},
     "--retry-at-call": {"retry_at_call": True},
 }
@@ -125,13 +125,13 @@ IN_FORCE = {
 
 @pytest.mark.parametrize("option", IN_FORCE)
 def test_an_option_in_force_is_not_advised(practice, option):
-    """A batch of 64 that may not go lower, others that were waited for, ops that are watched already."""
+    """A batch that went down to 1, others that were waited for, ops that are watched already."""
     practice.plain("gpu.limit('1 GiB')\nbatch_size = 64")
     if option == "--wait":
         practice.gpu.limit("24 GiB")
         practice.gpu.empty("1 MiB")
         practice.gpu.other_process("22 GiB", pid=77)
-    error = practice.guard("y = gpu.empty(batch_size << 25)", **IN_FORCE[option])
+    error = practice.guard("y = gpu.empty((batch_size + 63) << 25)", **IN_FORCE[option])
     assert "out of memory" in str(error)
     assert not any(option in line for line in lines(practice)), lines(practice)
 
@@ -159,6 +159,64 @@ def test_a_card_that_others_hold_is_no_batchs_fault(practice, only):
     assert practice.guard("y = gpu.empty(bs << 24)", only=only, without=() if only else ("spill",)) is not None
     assert lines(practice)[0] == "%gpu_mem --who"
     assert not any("shrink" in line or line.startswith("del ") for line in lines(practice))
+
+
+def test_a_limit_of_this_process_is_named(practice):
+    """The card has room, the process may not take it: said first, and how it is lifted. Not where the card is full."""
+    practice.gpu.allocator.label = ""
+    practice.plain("gpu.limit('3 GiB')\nbig = gpu.empty('2 GiB')")
+    practice.guard("y = gpu.empty('2 GiB')", only=CHEAP)
+    assert lines(practice)[0] == "torch.cuda.set_per_process_memory_fraction(1.0, 0)"
+    assert "limit of 3.00 GiB" in practice.report.next_steps[0].why
+    practice.gpu.limit("24 GiB")
+    practice.plain("more = gpu.empty('20 GiB')")
+    practice.guard("y = gpu.empty('2 GiB')", only=CHEAP)
+    assert not any("fraction" in line for line in lines(practice))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"only": CHEAP}, "compact, expandable, spill, activations, page, cudamalloc"),
+        ({"without": ("spill",)}, "(spill)"),
+        ({"no_move": True}, "(compact, spill, page)"),
+        ({"retries": 0}, "--retries 0 allows no repeat"),
+        ({}, ""),
+    ],
+)
+def test_what_the_options_left_out_is_said(practice, options, said):
+    """Rungs that might have helped, by name; nothing where none was left out."""
+    practice.plain("gpu.limit('3 GiB')\nbig = gpu.empty('1 GiB')")
+    practice.guard("big.fill_(0)\ny = gpu.empty('2.5 GiB'), big", **options)
+    whys = [step.why for step in practice.report.next_steps if step.line == "%%cuda_guard"]
+    assert (len(whys), said in "".join(whys)) == (1 if said else 0, True)
+
+
+def test_rungs_that_the_line_left_out_are_no_rows(practice):
+    """The user knows; the object has them with their reasons."""
+    practice.plain("gpu.limit('3 GiB')\nbig = gpu.empty('2 GiB')")
+    practice.guard("y = gpu.empty('2 GiB')", only=CHEAP)
+    assert "not in --only" not in repr(practice.report)
+    assert practice.rung("compact").reason == "not in --only"
+
+
+def test_variables_that_together_make_room_are_named_together(practice):
+    """Three of 1 GiB where two are missing: two are named, the largest first; one that is enough stands alone."""
+    practice.plain("gpu.limit('4.5 GiB')\na, b, c = (gpu.empty(f'{n} MiB') for n in (1000, 1100, 1050))")
+    practice.guard("y = gpu.empty('3.2 GiB')", only=CHEAP)
+    assert [line for line in lines(practice) if line.startswith("del ")] == ["del b", "del c"]
+    practice.guard("y = gpu.empty('2 GiB')", only=CHEAP)
+    assert [line for line in lines(practice) if line.startswith("del ")] == ["del b"]
+
+
+def test_a_floor_that_was_reached_may_go_lower(practice):
+    """--shrink in force and at its floor: the same without the floor; with the floor at 1 nothing."""
+    practice.plain("gpu.limit('1 GiB')\nbs = 64")
+    practice.guard("y = gpu.empty(bs << 28)", shrink=("bs", 16))
+    assert "%%cuda_guard --shrink bs" in lines(practice)
+    practice.plain("bs = 4")
+    practice.guard("y = gpu.empty(bs << 30)", shrink=("bs", 1))
+    assert not any("--shrink" in line for line in lines(practice))
 
 
 def test_each_step_is_a_line_to_run(practice, shell):

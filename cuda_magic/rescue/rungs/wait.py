@@ -31,7 +31,8 @@ class _Wait:
         return ""
 
     def run(self, s: Situation) -> Did:
-        ends = time.monotonic() + s.options.wait
+        began = time.monotonic()
+        ends = began + s.options.wait
         spoke = 0.0
         while True:
             if _free(s):
@@ -42,7 +43,8 @@ class _Wait:
             if now - spoke >= SAY:
                 spoke = now
                 others = s.others()
-                s.say(f"cuda_guard: waiting for other processes, which hold {bytes_text(others)}")
+                so_far = f"{now - began:.0f} of {s.options.wait:g} s"
+                s.say(f"cuda_guard: waiting for other processes, which hold {bytes_text(others)} ({so_far})")
             time.sleep(min(LOOK, max(0.0, ends - now)))
 
 
