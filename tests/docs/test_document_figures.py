@@ -19,11 +19,6 @@ def moments(d, rung=""):
     return sum(v["moments"] for v in found), sum(v["ends"]["KeyboardInterrupt"] for v in found)
 
 
-def loop(d):
-    """Seconds of the steps of a loop, and how much stayed."""
-    return [*d["activations_loop"]["s"], d["activations_loop"]["kept_GiB"]]
-
-
 N = r"([\d.]+)"
 GUARD, RESCUES = "docs/guard.md", "docs/rescues.md"
 CURVE = {"the newest 0.25 GiB, as at first": "as it starts"} | {
@@ -43,9 +38,13 @@ CLAIMS = [
     (GUARD, rf"The hooks need {N} s", "activations_curve", lambda d: [d["as it starts"]["timed"]["hooks_s"]]),
     *((GUARD, rf"\| {row} \| {N} \| {N} GiB", "activations_curve",
         lambda d, name=name: [d[name]["s"], d[name]["peak_GiB"]]) for row, name in CURVE.items()),
-    (GUARD, rf"the steps took {N}, {N},\n?\s*{N}, {N}, {N} and {N} s, with up to {N} GiB kept", "activations", loop),
+    (GUARD, rf"the first step took {N} s, .*, the second {N} s and each later\none {N} s, with up to {N} GiB",
+        "activations",
+        lambda d: [d["activations_loop"]["s"][n] for n in (0, 1, -1)] + [d["activations_loop"]["kept_GiB"]]),
     (GUARD, rf"took {N} us plain and {N} us watched \({N} us while paging\)", "page",
         lambda d: [d["op_cost_us"][k] for k in ("plain", "retry at the call", "paging")]),
+    (GUARD, rf"list of {N} operations (?:.*\n)*?.*: {N} kinds of operations ran, .* in {N} samples", "retry_ops",
+        lambda d: [d["cpu"][k] for k in ("seen", "operations that failed once", "samples")]),
     (GUARD, rf"\| host, first time .* \| {N} GB/s \| {N} GB/s", "spill",
         lambda d: [d["spill_rates"]["first"][k] for k in ("out_GBps", "back_GBps")]),
     (GUARD, rf"\| host, again \| {N} GB/s \| {N} GB/s", "spill",
