@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from rescue import is_right, outcome  # noqa: E402
+from rescue import cards_of, is_right, outcome  # noqa: E402
 from rescue_cases import CASES  # noqa: E402
 from rescue_table import BEGIN, END, cell, markdown, readme_table  # noqa: E402
 
@@ -78,6 +79,28 @@ def test_where_nothing_can_be_rescued_the_guard_must_say_why():
     assert cell(case, {**FINE, "outcome": "no", "right": True, "tries": 1, "seconds": 0.5}).startswith(
         "no, and says why"
     )
+
+
+def test_kernels_of_two_cards_see_one_each_and_wait_until_it_is_empty(monkeypatch):
+    """--cards 0,1: each kernel's environment names its card; a row that needs all of it waits for the one before."""
+    used = {0: [0], 1: [5 << 30, 9 << 30, 8 << 30, 5 << 30]}
+    asked = []
+
+    def info(handle):
+        asked.append(handle)
+        left = used[handle]
+        return SimpleNamespace(used=left.pop(0) if len(left) > 1 else left[0])
+
+    fake = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlDeviceGetHandleByIndex=lambda index: index, nvmlDeviceGetMemoryInfo=info
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    cards = cards_of("0, 1")
+    assert [card.environment()["CUDA_VISIBLE_DEVICES"] for card in cards] == ["0", "1"]
+    cards[1].wait_until_empty()
+    assert asked == [0, 1, 1, 1, 1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [card.index for card in cards_of(None)] == ["1"]
 
 
 def test_every_cause_and_scenario_has_a_row():
