@@ -6,8 +6,6 @@ import ast
 import codeop
 import inspect
 import io
-import itertools
-import re
 import tokenize
 from collections.abc import Iterable, Iterator
 from types import CodeType
@@ -17,79 +15,9 @@ from IPython.core.displayhook import DisplayHook
 
 from .names import bound, perhaps_bound
 from .rescuer import Step
+from .translate import Translated, blank, compiler_flags
 
-__all__ = ["Body", "Compiled", "Translated", "translate"]
-
-
-class Translated(NamedTuple):
-    """A body as Python: its magics translated, parsed, and whether it awaits at its top level."""
-
-    source: str
-    tree: ast.Module
-    """Parsed below `above` empty lines."""
-    above: int
-    awaits: bool
-    warns: bool
-    """Whether parser or compiler may have warned of something; the plain cell says so each time that it asks them."""
-
-
-def translate(shell: Any, body: str) -> Translated:
-    """What IPython makes of `body`.
-
-    Raises
-    ------
-    SyntaxError
-        If the body cannot be parsed, or may await and cannot be compiled. Else what only the compiler finds is raised
-        when the statement's turn comes, as in the plain cell.
-    """
-    source = shell.transform_cell(body)
-    above = 1 + len(_blank(body))  # the magic's own line
-    # "<>" is where IPython tries a cell first: warnings of the compiler name it
-    tree = shell.compile.ast_parse("\n" * above + source, "<>")
-    awaits, warns = False, _may_warn(source)
-    may_await = "await" in source or "async" in source
-    if warns or may_await:
-        try:
-            code = compile(tree, "<>", "exec", shell.compile.flags | _flags(shell), True)
-        except SyntaxError:
-            if may_await:
-                raise
-        else:
-            awaits = bool(code.co_flags & inspect.CO_COROUTINE)
-    return Translated(source, tree, above, awaits, warns)
-
-
-def _flags(shell: Any) -> int:
-    return ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0
-
-
-def _blank(body: str) -> list[str]:
-    """An empty line for each blank one that the body begins with: IPython's translation drops them."""
-    if not body[:1].isspace():
-        return []
-    return list(itertools.takewhile(lambda text: not text, (line.strip() for line in body.splitlines())))
-
-
-# All else is compiled once, statement by statement.
-_MAY_WARN = tuple(
-    (part, re.compile(pattern))
-    for part, pattern in (
-        ("\\", r"""\\[^\n\\'"abfnrtv0-7xNuU]|\\[4-7][0-7][0-7]"""),  # unknown escapes
-        ("", r"\d(?:and|else|for|if|in|is|not|or)\b"),  # numbers that run into a keyword
-        ("is", r"\bis\b"),  # a literal's identity
-        ("assert", r"\bassert\b"),  # of a tuple
-        ("finally", r"\bfinally\b"),  # return in it
-        (
-            "",
-            r"""[(\[](?:(?<=["'\d)\]}.].)|(?<=["'\d)\]}.]\s.)|(?<=None.)|(?<=True.)|(?<=False.))""",
-        ),  # constants called or subscripted
-    )
-)
-"""(what must be there, and how) for a warning of parser or compiler; more is found than there is."""
-
-
-def _may_warn(source: str) -> bool:
-    return any(part in source and pattern.search(source) for part, pattern in _MAY_WARN)
+__all__ = ["Body", "Compiled"]
 
 
 class Statement(Step):
@@ -163,7 +91,7 @@ class Body:
             above = whole[: len(whole) - len(part)].split("\n")[:-1] if len(whole) != len(part) else []
         else:
             raw = None
-        above += _blank(body)
+        above += blank(body)
         padded = "".join([f"# {line}\n" if line else "\n" for line in above]) + self.source
         self._lines = padded.splitlines()
         self.name = shell.compile.cache(padded, number, raw_code=raw or padded)
@@ -209,7 +137,7 @@ class Body:
 
     def _compile(self, node: ast.stmt, tree: ast.mod, kind: str) -> CodeType:
         """As the shell's compiler does it, without its search for new ``__future__`` flags where none can be."""
-        compiler, flags = self.shell.compile, _flags(self.shell)
+        compiler, flags = self.shell.compile, compiler_flags(self.shell)
         try:
             if isinstance(node, ast.ImportFrom) or type(compiler).__call__ is not codeop.Compile.__call__:
                 with compiler.extra_flags(flags):

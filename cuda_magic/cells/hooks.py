@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import no_var_expand
 
 if TYPE_CHECKING:
-    from .body import Translated
     from .failure import Show
+    from .translate import Translated
 
 __all__ = ["AWAITING", "Hooks"]
 
@@ -87,7 +87,7 @@ class Hooks:
     def translate(self, body: str) -> Translated:
         """`body` as Python; kept until a cell has run, since a front end and the magic ask for the same one again."""
         if self._last is None or self._last[0] != body:
-            from .body import translate
+            from .translate import translate
 
             before, self.translating = self.translating, True
             try:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from IPython.display import display
 
 from ..errors import UserError
-from .body import Body, Compiled, Translated
+from .body import Body, Compiled
 from .failure import Failure
 from .names import Saved
 from .rescuer import Rescuer
+from .translate import Translated
 
 __all__ = ["run", "run_plain"]
 
