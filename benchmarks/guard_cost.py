@@ -1,20 +1,26 @@
 """What a guarded cell that succeeds costs, beside ``%%time`` and the plain cell, in the same run.
 
-    python benchmarks/guard_cost.py
+    python benchmarks/guard_cost.py [FILE.json] [ROUNDS]
 
 Prints the median processor time over rounds of interleaved runs, in microseconds, and what happened meanwhile:
-collections that somebody asked for, and imports. The cells run in an IPython shell without a front end,
-with the guard that users get; torch is not imported, so nothing is asked of an allocator.
+collections that somebody asked for, and imports; FILE gets the same figures. The cells run in an IPython shell without
+a front end, with the guard that users get. Rows below "torch" need torch (its CPU build will do) and are left out
+without it; numpy and torch are imported for the rows that need them, in this order, so those above run without.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import io
+import json
+import os
+import platform
 import statistics
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,21 +30,67 @@ from traitlets.config import Config
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-BODIES = {
-    "one line": "x = 1",
-    "ten lines": "\n".join(f"x{i} = {i}" for i in range(10)),
-    "ten calls": "\n".join(f"y{i} = abs({i})" for i in range(10)),
-    "a loop and an expression": "total = 0\nfor i in range(100):\n    total += i\ntotal",
+TRAINING = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40)))
+optimizer = torch.optim.Adam(model.parameters())
+inputs = torch.randn(4, 8)
+def train(inputs):
+    optimizer.zero_grad()
+    loss = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+train(inputs)
+"""
+"""80 parameters, and an Adam that has stepped."""
+
+CROWD = """
+import numpy
+generator = numpy.random.default_rng(0)
+def double(value):
+    return 2 * value
+""" + "\n".join(
+    f"a{i} = numpy.zeros(10)\nl{i} = list(range(10))\nd{i} = dict.fromkeys('abcde', {i})\nn{i} = {i}\ns{i} = 'text {i}'"
+    for i in range(60)
+)
+"""300 names: arrays, lists, dicts, numbers and strings, and what draws random numbers."""
+
+LONG_LOOP = "for i in range(3):\n" + "\n".join(
+    f"    a{i} = i * {i}\n    if a{i} > {i}:\n        a{i} -= 1" for i in range(20)
+)
+
+ROWS = {
+    "one line": ("", "x = 1"),
+    "ten lines": ("", "\n".join(f"x{i} = {i}" for i in range(10))),
+    "ten calls": ("", "\n".join(f"y{i} = abs({i})" for i in range(10))),
+    "twenty calls": ("def f(a):\n    return a", "\n".join(f"y{i} = f({i})" for i in range(20))),
+    "a loop and an expression": ("", "total = 0\nfor i in range(100):\n    total += i\ntotal"),
+    "a long loop": ("", LONG_LOOP),
     "a function and its call": (
-        "def f(a, b=2):\n    c = a + b\n    for i in range(3):\n        c += i\n    return c\n\nprint(f(1), f(2))"
+        "",
+        "def f(a, b=2):\n    c = a + b\n    for i in range(3):\n        c += i\n    return c\n\nprint(f(1), f(2))",
     ),
+    "300 names: one line": (CROWD, "x = 1"),
+    "300 names: one call": (CROWD, "y = double(n1)"),
+    "300 names: five calls": (CROWD, "\n".join(f"y{i} = double(n{i})" for i in range(5))),
+    "torch: one line": (TRAINING, "x = 1"),
+    "torch: a training step": (TRAINING, "loss = train(inputs)"),
+    "torch: five lines of one": (
+        TRAINING,
+        "optimizer.zero_grad()\noutput = model(inputs)\nloss = output.square().mean()\n"
+        "loss.backward()\noptimizer.step()",
+    ),
+    "torch: ten calls": (TRAINING + "def f(a):\n    return a", "\n".join(f"y{i} = f({i})" for i in range(10))),
 }
+"""What the namespace has, and the cell."""
 ROUNDS = 400
 
 
 def measure(shell, body: str, rounds: int = ROUNDS) -> SimpleNamespace:
     """Median microseconds of the three ways to run `body`, and the guard's cost over the plain cell."""
-    ways = {"plain": "# c\n", "time": "%%time\n", "guard": "%%cuda_guard\n"}
+    ways = {"plain": "# plain\n", "time": "%%time\n", "guard": "%%cuda_guard\n"}
     spent: dict[str, list[float]] = {way: [] for way in ways}
     with contextlib.redirect_stdout(io.StringIO()):
         for line in ways.values():
@@ -68,14 +120,47 @@ def make_shell():
     return shell
 
 
-def main() -> None:
-    shell = make_shell()
-    print(f"{'cell':26}{'plain':>9}{'%%time':>9}{'guarded':>9}{'over plain':>12}   collections, imports")
-    for name, body in BODIES.items():
-        m = measure(shell, body)
-        figures = f"{m.plain:9.0f}{m.time:9.0f}{m.guard:9.0f}{m.guard - m.plain:12.0f}"
-        print(f"{name:26}{figures}   {m.collections}, {m.imports}")
+def table(shell, rounds: int):
+    """(row, its figures), one after the other."""
+    for name, (setup, body) in ROWS.items():
+        if name.startswith("torch") and importlib.util.find_spec("torch") is None:
+            continue
+        before = set(shell.user_ns)
+        exec(setup, shell.user_ns)
+        yield name, measure(shell, body, rounds)
+        for new in set(shell.user_ns) - before:
+            del shell.user_ns[new]
+
+
+def main(path: str | None = None, rounds: str = str(ROUNDS)) -> None:
+    shell, figures = make_shell(), {}
+    print(f"{'cell':26}{'plain':>9}{'%%time':>9}{'guarded':>9}{'beside %%time':>15}   collections, imports")
+    for name, m in table(shell, int(rounds)):
+        ratio = f"{100 * (m.guard / m.time - 1):+.0f} %"
+        print(
+            f"{name:26}{m.plain:9.0f}{m.time:9.0f}{m.guard:9.0f}{ratio:>15}   {m.collections}, {m.imports}", flush=True
+        )
+        figures[name] = {
+            "plain_us": round(m.plain),
+            "time_us": round(m.time),
+            "guarded_us": round(m.guard),
+            "collections": m.collections,
+            "imports": m.imports,
+        }
+    if path:
+        releases = {
+            name: version(name)
+            for name in ("ipython", "numpy", "torch")
+            if importlib.util.find_spec({"ipython": "IPython"}.get(name, name))
+        }
+        about = {
+            "machine": f"CPU, {platform.machine()}, {os.cpu_count()} cores",
+            "python": platform.python_version(),
+            **releases,
+            "rounds": int(rounds),
+        }
+        Path(path).write_text(json.dumps({"about": about, "rows": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

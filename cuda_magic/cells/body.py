@@ -31,7 +31,8 @@ class Statement(Step):
         self.index, self.node = index, first
         self.first_line, self.last_line = first.lineno, last.end_lineno or last.lineno
         self.awaits = bool(code.co_flags & inspect.CO_COROUTINE)
-        self._code, self._lines = code, lines
+        self.code: CodeType = code
+        self._lines = lines
 
     @property
     def source(self) -> str:  # type: ignore[override]
@@ -39,11 +40,11 @@ class Statement(Step):
 
     @property
     def names_bound(self) -> frozenset[str]:  # type: ignore[override]
-        return bound(self._code)
+        return bound(self.code)
 
     @property
     def names_perhaps_bound(self) -> Iterable[str]:
-        return perhaps_bound(self._code)
+        return perhaps_bound(self.code)
 
 
 class Compiled(NamedTuple):

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol
 
 __all__ = ["Rescuer", "Step"]
@@ -31,6 +32,8 @@ class Step:
     awaits: bool
     """Whether other tasks may run while it runs."""
     node: ast.stmt = field(repr=False, compare=False)
+    code: CodeType | None = field(default=None, repr=False, compare=False)
+    """What runs; None where it is not known."""
 
     @property
     def names_perhaps_bound(self) -> Iterable[str]:

@@ -106,7 +106,7 @@ def _transformed(shell: Any, body: str) -> str:
     ):
         source = shell.transform_cell(body)  # somebody's own
     else:
-        source = InteractiveShell.transform_cell(_Quick(shell), body)  # type: ignore[arg-type]
+        source = InteractiveShell.transform_cell(_Quick(shell), body)
     return source
 
 

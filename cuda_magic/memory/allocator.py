@@ -393,8 +393,16 @@ class Allocator(Protocol):
     def set_random_state(self, state: Any) -> None: ...
 
     # -- what a failed attempt may have changed and cannot be put back
-    def watch(self, namespace: Iterable[Any]) -> Any:
-        """A cheap mark of tensors' versions, gradients and optimizers' steps before a statement."""
+    def follows(self, value: Any) -> bool:
+        """Whether `watch` may find tensors in a value that stands under a name."""
+        ...
+
+    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True) -> Any:
+        """A cheap mark of tensors' versions, gradients and optimizers' steps before a statement.
+
+        `last` is the mark before the statement that ran before: what it found out may be used again. Without `walk`
+        that statement is not taken to have changed which tensors a module has; if it has, `changed` says so.
+        """
         ...
 
     def changed(self, mark: Any) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..machine import machine
 from . import figures, marks, randomness, waiting
+from .marker import Marker
 from .report import Report
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_MARKS", "GuardRun", "Trial", "count_ooms", "to_stderr"]
 
-NO_MARKS = marks.Marks(None, {}, {})
+NO_MARKS = marks.Marks()
 """Of a statement that cannot change anything; nobody writes to it."""
 
 
@@ -120,7 +121,7 @@ class GuardRun:
         self.set_aside: SetAside | None = None
         self._waits = ""
         self._acts = True
-        self._marker: marks.Marker | None = None
+        self._marker: Marker | None = None
         self._in_force = ExitStack()
         self._closed = False
         if options.reserve:
@@ -164,11 +165,11 @@ class GuardRun:
             if self.options.checkpoint:
                 self._checkpoint(step, namespace)
         if self._marker is None:
-            self._marker = marks.Marker()
+            self._marker = Marker()
         taken = self._marker.take(step, namespace, allocator, trial.kept)
-        if new:
-            trial.random = randomness.take(taken.draw, allocator)
-        taken.draw.clear()
+        if new and taken.draws:
+            trial.random = randomness.take(taken.draw, None if taken.little else allocator)
+        taken.draw = ()
         trial.marks = taken
 
     def _checkpoint(self, step: Step, namespace: Mapping[str, Any]) -> None:

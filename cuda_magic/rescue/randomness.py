@@ -11,38 +11,33 @@ from . import generators
 if TYPE_CHECKING:
     from ..memory.allocator import Allocator
 
-__all__ = ["may_draw", "put_back", "take"]
+__all__ = ["draws", "put_back", "take"]
 
 _module = vars(type)["__module__"].__get__
 """A class's module, past its metaclass."""
 
 
-_LIBRARIES = frozenset(("numpy", "torch", "random"))
-
-
-def may_draw(kind: type) -> bool:
-    """Whether a value of this type may be a generator whose state `take` keeps."""
+def draws(kind: type) -> str:
+    """How the state of a generator of this type is read; empty for any other type."""
     module = _module(kind)
-    return type(module) is str and module.split(".", 1)[0] in _LIBRARIES
+    library = module.split(".", 1)[0] if type(module) is str else ""
+    if library == "numpy":
+        return "bit_generator" if hasattr(kind, "bit_generator") else "state" if hasattr(kind, "set_state") else ""
+    if library == "torch":
+        return "state" if kind.__name__ == "Generator" else ""
+    return "python" if library == "random" and hasattr(kind, "setstate") else ""
 
 
-def _own(value: Any) -> tuple[str, Any] | None:
+def _own(value: Any) -> tuple[str, Any]:
     """(how, state) of a generator object."""
-    kind = type(value)
-    library = _module(kind).split(".", 1)[0]
-    if library == "numpy" and hasattr(kind, "bit_generator"):
-        return "bit_generator", value.bit_generator.state
-    if library == "numpy" and hasattr(kind, "set_state"):
-        return "state", value.get_state()
-    if library == "torch" and kind.__name__ == "Generator":
-        return "state", value.get_state()
-    if library == "random" and hasattr(kind, "setstate"):
-        return "python", value.getstate()
-    return None
+    how = draws(type(value))
+    if how == "bit_generator":
+        return how, value.bit_generator.state
+    return how, value.get_state() if how == "state" else value.getstate()
 
 
 def take(values: Iterable[Any], allocator: Allocator | None) -> dict[str, Any]:
-    """The states now, of those among `values` too that are generators. numpy's only where numpy.random is imported."""
+    """The states now, and those of the generators `values`. numpy's only where numpy.random is imported."""
     state: dict[str, Any] = {}
     python = sys.modules.get("random")
     if python is not None:
@@ -52,7 +47,7 @@ def take(values: Iterable[Any], allocator: Allocator | None) -> dict[str, Any]:
         state["numpy"] = generators.numpy_state(numpy)
     if allocator is not None:
         state["allocator"] = allocator.random_state()
-    state["own"] = [(value, *found) for value in values if (found := _own(value)) is not None]
+    state["own"] = [(value, *_own(value)) for value in values]
     return state
 
 

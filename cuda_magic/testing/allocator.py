@@ -323,7 +323,10 @@ class PracticeAllocator:
     def set_random_state(self, state: Any) -> None:
         self.generator.setstate(state)
 
-    def watch(self, namespace: Iterable[Any]) -> Any:
+    def follows(self, value: Any) -> bool:
+        return isinstance(value, PracticeTensor)
+
+    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True) -> Any:
         items = (
             namespace.items()
             if isinstance(namespace, Mapping)

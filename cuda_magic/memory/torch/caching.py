@@ -10,7 +10,7 @@ from typing import Any
 
 from ..allocator import Ops, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
-from . import changes, libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot
+from . import changes, libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot, tensors
 from .reserve import Reserve
 
 __all__ = ["TorchAllocator"]
@@ -272,8 +272,11 @@ class TorchAllocator:
     def set_random_state(self, state: Any) -> None:
         randomness.put_back(self.torch, state)
 
-    def watch(self, namespace: Iterable[Any]) -> Any:
-        return changes.watch(self.torch, namespace)
+    def follows(self, value: Any) -> bool:
+        return tensors.follows(self.torch, value)
+
+    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True) -> Any:
+        return changes.watch(self.torch, namespace, last, walk)
 
     def undo(self, mark: Any) -> None:
         changes.undo(mark)

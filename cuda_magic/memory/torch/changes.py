@@ -1,106 +1,270 @@
 """What a failed attempt changed in place and a repeat would do twice: steps, buffers, gradients, tensors.
 
-A tensor counts its in-place changes in ``_version``; reading it is cheap. Optimizers' parameters and state, modules'
-parameters, buffers and gradients are followed; containers to a depth of two.
+A tensor counts its in-place changes in ``_version``. Before each statement the versions and gradients of all tensors
+under names, of all parameters and of all buffers are read. Two things may be older, since they are read less often: to
+which tensors a module leads, and the state of optimizers. Older marks may say that something changed which had changed
+before, never the other way round: versions only grow, and a tensor that the marks do not have counts as a change.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from itertools import compress, repeat
+from operator import attrgetter, is_
+from typing import Any
 
-__all__ = ["changed", "undo", "watch"]
+from . import tensors
+from .tensors import Found, Path
 
+__all__ = ["Mark", "changed", "undo", "watch"]
 
-class _Seen(NamedTuple):
-    """One tensor before the statement."""
-
-    name: str
-    kind: str
-    tensor: weakref.ref[Any]
-    version: int
-    grad: int | None
-    """id of .grad"""
-    grad_version: int
+_version, _is_leaf, _grad = attrgetter("_version"), attrgetter("is_leaf"), attrgetter("grad")
+_NONE = id(None)
 
 
-def watch(torch: Any, namespace: Iterable[Any]) -> list[_Seen]:
-    """Marks of the tensors that the namespace's values hold; `namespace` maps names to values, or is values."""
-    items = (
-        namespace.items() if isinstance(namespace, Mapping) else ((f"value {i}", v) for i, v in enumerate(namespace))
-    )
-    marks: list[_Seen] = []
-    seen: set[int] = set()
-    for name, value in list(items):
-        for label, kind, tensor in _tensors(torch, str(name), value, 2):
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            try:
-                grad = tensor.grad if tensor.is_leaf else None
-                marks.append(
-                    _Seen(
-                        label,
-                        kind,
-                        weakref.ref(tensor),
-                        tensor._version,
-                        None if grad is None else id(grad),
-                        0 if grad is None else grad._version,
-                    )
-                )
-            except (RuntimeError, TypeError):
-                continue  # inference tensors keep no version
-    return marks
+class Group:
+    """Some tensors at one moment, none of them kept alive.
+
+    Parameters
+    ----------
+    found
+        The tensors; repeated ones and what is no tensor may be among them.
+    grads
+        Whether gradients are marked too.
+    """
+
+    def __init__(self, found: list[Any], *, grads: bool = True) -> None:
+        ids = self.ids = list(map(id, found))
+        first = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
+        first.pop(_NONE, None)
+        self.pick = sorted(first.values())
+        """Positions in `found`, of each tensor once."""
+        self.gone: list[Any] = []
+        """References to those that have died."""
+        mine = [found[i] for i in self.pick]
+        try:
+            self.versions = list(map(_version, mine))
+            self.refs = list(map(weakref.ref, mine, repeat(self.gone.append)))
+        except (RuntimeError, TypeError, AttributeError):
+            self.pick = [i for i, tensor in zip(self.pick, mine, strict=True) if _counts(tensor)]
+            mine = [found[i] for i in self.pick]
+            self.versions = list(map(_version, mine))
+            self.refs = [weakref.ref(tensor, self.gone.append) for tensor in mine]
+        self.leaf: list[bool] = []
+        self.grads: list[Any] = []
+        """Reference to the gradient of each leaf, or None."""
+        self.grad_ids: list[int] = []
+        self.grad_versions: list[int] = []
+        self.faded: list[Any] = []
+        """As `gone`, of gradients."""
+        if grads:
+            self.leaf = list(map(_is_leaf, mine))  # reading .grad of another warns
+            self._mark_gradients(mine)
+
+    def again(self) -> Group | None:
+        """The same tensors now; None where one of them has died. Leaves whose version is the same are leaves still."""
+        mine = [ref() for ref in self.refs]
+        if self.gone:
+            return None
+        new: Group = object.__new__(Group)
+        new.__dict__.update(self.__dict__)
+        new.versions = list(map(_version, mine))
+        if new.versions == self.versions:
+            new.versions = self.versions
+        else:
+            new.leaf = list(map(_is_leaf, mine))
+        new._mark_gradients(mine)
+        return new
+
+    def _mark_gradients(self, mine: list[Any]) -> None:
+        now = list(map(_grad, compress(mine, self.leaf)))
+        ids = list(map(id, now))
+        if ids != self.grad_ids or self.faded:
+            self.grad_ids, self.faded = ids, []
+            self.grads = [None if grad is None else weakref.ref(grad, self.faded.append) for grad in now]
+        if _NONE in ids:
+            self.grad_versions = [0 if grad is None else grad._version for grad in now]
+        else:
+            self.grad_versions = list(map(_version, now))
+
+    def same(self, other: Group) -> bool:
+        """Whether these are the same tensors with the same versions."""
+        return self.refs is other.refs and self.versions is other.versions
+
+    def graded(self) -> Iterable[tuple[int, Any, Any, int]]:
+        """(position in what was found, leaf, reference to its gradient or None, that one's version)."""
+        leaves = compress(zip(self.pick, self.refs, strict=True), self.leaf)
+        for (i, ref), grad, version in zip(leaves, self.grads, self.grad_versions, strict=True):
+            tensor = ref()
+            if tensor is not None and tensor.is_leaf:
+                yield i, tensor, grad, version
 
 
-def _tensors(torch: Any, name: str, value: Any, depth: int) -> Iterator[tuple[str, str, Any]]:
-    kind = type(value)
-    if issubclass(kind, torch.Tensor):
-        yield name, "tensor", value
-    elif issubclass(kind, torch.nn.Module):
-        for part, tensor in value.named_parameters():
-            yield f"{name}.{part}", "parameter", tensor
-        for part, tensor in value.named_buffers():
-            yield f"{name}.{part}", "buffer", tensor
-    elif issubclass(kind, torch.optim.Optimizer):
-        for group in value.param_groups:
-            for tensor in group["params"]:
-                yield f"a parameter of {name}", "parameter", tensor
-        for state in list(value.state.values()):
-            for tensor in state.values():
-                if issubclass(type(tensor), torch.Tensor):
-                    yield f"the state of {name}", "state", tensor
-    elif depth and kind in (list, tuple):
-        for i, part in enumerate(value[:1000]):
-            yield from _tensors(torch, f"{name}[{i}]", part, depth - 1)
-    elif depth and kind is dict:
-        for key, part in list(value.items())[:1000]:
-            yield from _tensors(torch, f"{name}[{key!r}]", part, depth - 1)
+def _counts(value: Any) -> bool:
+    """Whether it counts its changes: inference tensors do not, and an optimizer's state has numbers too."""
+    try:
+        return type(value._version) is int
+    except (RuntimeError, TypeError, AttributeError):
+        return False
 
 
-def changed(marks: list[_Seen]) -> list[str]:
+class Mark:
+    """The tensors of a namespace before a statement.
+
+    Parameters
+    ----------
+    torch
+        The module.
+    found
+        What the namespace leads to.
+    last
+        The mark before the last statement, or None.
+    walk
+        Whether modules may lead to other tensors than at `last`.
+    """
+
+    __slots__ = ("free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "torch")
+    owned: Group
+    """Parameters and buffers, of `owners` in this order."""
+    owners: list[_Owner]
+    state: Group
+    state_owners: list[_Owner]
+
+    def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool) -> None:
+        self.torch, self.paths = torch, found.paths
+        self.free = Group(found.tensors)
+        """Tensors under names and in containers; `paths` are theirs."""
+        self.roots = [weakref.ref(owner) for _, owner in (*found.modules, *found.optimizers)]
+        self.signs = [_sign(torch, optimizer) for _, optimizer in found.optimizers]
+        if last is not None and (len(last.roots) != len(self.roots) or not all(map(is_, last.roots, self.roots))):
+            last = None
+        owned = last.owned.again() if last is not None and not walk else None
+        if last is not None and owned is not None:
+            self.owned, self.owners = owned, last.owners
+        else:
+            self._walk(found, last)
+        if last is not None and last.signs == self.signs and last.owned.same(self.owned):
+            self.state, self.state_owners = last.state, last.state_owners
+            return
+        self.state_owners = []
+        state: list[Any] = []
+        for path, optimizer in found.optimizers:
+            state += tensors.of_state(optimizer)
+            self.state_owners.append((len(state), "state", path, weakref.ref(optimizer)))
+        self.state = Group(state, grads=False)
+
+    def _walk(self, found: Found, last: Mark | None) -> None:
+        self.owners = []
+        mine: list[Any] = []
+        for path, module in found.modules:
+            for kind, part in zip(("parameter", "buffer"), tensors.of_module(module), strict=True):
+                mine += part
+                self.owners.append((len(mine), kind, path, weakref.ref(module)))
+        for path, optimizer in found.optimizers:
+            mine += tensors.of_groups(optimizer)
+            self.owners.append((len(mine), "parameter", path, weakref.ref(optimizer)))
+        owned = last.owned.again() if last is not None and last.owned.ids == list(map(id, mine)) else None
+        self.owned = Group(mine) if owned is None else owned
+
+
+_Owner = tuple[int, str, Path, Any]
+"""(end of its tensors, their kind, path, reference to the module or the optimizer)."""
+
+
+def _sign(torch: Any, optimizer: Any) -> list[int]:
+    """What changes, as a rule, with an optimizer's state: how much there is, the first of it and the last."""
+    states = list(optimizer.state.values())
+    sign = [id(optimizer), len(states)]
+    for state in (*states[:1], *states[-1:]):
+        for value in state.values():
+            sign += (id(value), value._version) if issubclass(type(value), torch.Tensor) else (id(value),)
+    return sign
+
+
+def watch(torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: bool = True) -> Mark:
+    """Marks of the tensors that the namespace's values hold; `namespace` maps names to values, or is values.
+
+    `last` is the mark that was taken before the last statement; without `walk` that one is not taken to have changed
+    which tensors a module has.
+    """
+    found = Found()
+    if isinstance(namespace, Mapping):
+        items: Iterable[tuple[Any, Any]] = list(namespace.items())
+    else:
+        items = ((f"value {i}", value) for i, value in enumerate(namespace))
+    for name, value in items:
+        tensors.collect(torch, str(name), value, tensors.DEPTH, found)
+    return Mark(torch, found, last, walk)
+
+
+def changed(mark: Mark) -> list[str]:
     """One sentence for each kind of change since `watch`; empty when nothing changed."""
     found: dict[str, list[str]] = {}
-    for mark in marks:
-        tensor = mark.tensor()
-        if tensor is None:
-            continue
-        if tensor._version != mark.version:
-            found.setdefault(mark.kind, []).append(mark.name)
-        grad = tensor.grad if tensor.is_leaf else None
-        # one that was not there before can be put back: see `undo`
-        if mark.grad is not None and grad is not None and (id(grad) != mark.grad or grad._version != mark.grad_version):
-            found.setdefault("gradient", []).append(mark.name)
+    for i, ref, version in zip(mark.free.pick, mark.free.refs, mark.free.versions, strict=True):
+        tensor = ref()
+        if (
+            tensor is not None and tensor._version != version
+        ):  # a name or a container that leads elsewhere is told there
+            found.setdefault("tensor", []).append(tensors.text(mark.paths[i]))
+    labels: dict[int, str] = {}
+    for group, owners in ((mark.owned, mark.owners), (mark.state, mark.state_owners)):
+        _owned(mark.torch, group, owners, found, labels)
+    for i, tensor, grad, version in mark.free.graded():
+        if _accumulated(tensor, grad, version):
+            found.setdefault("gradient", []).append(tensors.text(mark.paths[i]))
+    for _, tensor, grad, version in mark.owned.graded():
+        if _accumulated(tensor, grad, version):
+            found.setdefault("gradient", []).append(labels.get(id(tensor), "a parameter"))
     return [_SENTENCES[kind].format(_some(names)) for kind, names in found.items()]
 
 
-def undo(marks: list[_Seen]) -> None:
+def _owned(torch: Any, group: Group, owners: list[_Owner], found: dict[str, list[str]], labels: dict[int, str]) -> None:
+    """Tensors of modules and optimizers that have changed, and those that have come or gone."""
+    marks = iter(zip(group.pick, group.refs, group.versions, strict=True))
+    mark = next(marks, None)
+    known = {id(tensor) for ref in group.refs if (tensor := ref()) is not None}
+    for end, kind, path, reference in owners:
+        owner = reference()
+        here = {} if owner is None else _tell(torch, kind, path, owner, labels)
+        while mark is not None and mark[0] < end:
+            tensor, version = mark[1](), mark[2]
+            if tensor is not None and tensor._version != version:
+                found.setdefault(kind, []).append(labels.get(id(tensor), f"a {kind} of {tensors.text(path)}"))
+            elif owner is not None and id(tensor) not in here:
+                found.setdefault(f"{kind} replaced", []).append(f"a {kind} of {tensors.text(path)}")
+            mark = next(marks, None)
+        new = [one for one in here.values() if id(one) not in known and _counts(one)]
+        if kind != "state":  # that of a first step; with it the parameters change
+            for one in new:
+                found.setdefault(f"{kind} replaced", []).append(
+                    labels.get(id(one), f"a {kind} of {tensors.text(path)}")
+                )
+
+
+def _tell(torch: Any, kind: str, path: Path, owner: Any, labels: dict[int, str]) -> dict[int, Any]:
+    """What of this kind the owner leads to now, by id; labels go to `labels`."""
+    for label, _, tensor in tensors.named(torch, path, owner):
+        labels.setdefault(id(tensor), label)
+    if issubclass(type(owner), torch.nn.Module):
+        part = tensors.of_module(owner)[kind == "buffer"]
+    else:
+        part = tensors.of_state(owner) if kind == "state" else tensors.of_groups(owner)
+    return {id(tensor): tensor for tensor in part}
+
+
+def _accumulated(tensor: Any, grad: Any, version: int) -> bool:
+    """Whether a gradient grew. One that was not there before can be put back: see `undo`."""
+    now = tensor.grad
+    return grad is not None and now is not None and (grad() is not now or now._version != version)
+
+
+def undo(mark: Mark) -> None:
     """Take away gradients that were not there at `watch`: a backward pass that failed half way left them."""
-    for mark in marks:
-        tensor = mark.tensor()
-        if tensor is not None and mark.grad is None and tensor.is_leaf and tensor.grad is not None:
-            tensor.grad = None
+    for group in (mark.free, mark.owned):
+        for _, tensor, grad, _ in group.graded():
+            if grad is None and tensor.grad is not None:
+                tensor.grad = None
 
 
 _SENTENCES = {
@@ -108,6 +272,9 @@ _SENTENCES = {
     "parameter": "parameters were updated: {}",
     "buffer": "buffers were updated: {}",
     "state": "an optimizer stepped: {}",
+    "parameter replaced": "parameters were replaced: {}",
+    "buffer replaced": "buffers were replaced: {}",
+    "state replaced": "an optimizer's state was replaced: {}",
     "gradient": "gradients were accumulated: {}",
 }
 

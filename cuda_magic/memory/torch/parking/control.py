@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...allocator import Paged
-from .. import changes, safety, scan
+from .. import safety, scan, tensors
 from . import neighbour
 from .operands import storages
 from .pager import Figures, Pager
@@ -201,7 +201,7 @@ class Control:
         away, names = found.store.away, []
         for name, value in list(namespace.items()):
             if type(name) is str and not name.startswith("_"):
-                for label, _, tensor in changes._tensors(self.torch, name, value, 2):
+                for label, _, tensor in tensors.named(self.torch, name, value):
                     if any(s._cdata in away for s in storages(self.torch, [tensor])):
                         names.append(label)
         return found.store.nbytes, names

@@ -1,0 +1,181 @@
+"""What a statement can lead to, where that is little: then little has to be marked before it.
+
+Most statements of a cell call no library that knows the user's objects. A statement that names only numbers, strings,
+plain containers of them, plain functions of the notebook that do the same, builtins and numpy cannot come to a model,
+an optimizer or any other object: not by what it names, and not by what those lead to. Whatever is not known to be so
+means that anything may be reached.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+from collections.abc import Collection, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from .boxes import HOLDS, LIGHT
+from .doubts import ATTRIBUTES, MEMBERS
+from .randomness import draws
+
+__all__ = ["Reach", "reach"]
+
+_BUILTINS = (
+    *(
+        "abs",
+        "all",
+        "any",
+        "ascii",
+        "bin",
+        "bool",
+        "bytearray",
+        "bytes",
+        "callable",
+        "chr",
+        "complex",
+        "dict",
+        "divmod",
+    ),
+    *("enumerate", "filter", "float", "format", "frozenset", "hash", "hex", "id", "int", "isinstance", "issubclass"),
+    *("iter", "len", "list", "map", "max", "min", "next", "object", "oct", "open", "ord", "pow", "print", "range"),
+    *("repr", "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip"),
+)
+_KNOWN = {id(vars(builtins)[name]): vars(builtins)[name] for name in _BUILTINS} | {
+    id(value): value
+    for value in vars(builtins).values()
+    if isinstance(value, type) and issubclass(value, BaseException)
+}
+"""Builtins that come to no object but those that they are given, by id."""
+
+_MODULES = frozenset(("math", "numpy", "numpy.random", "operator", "random", "time"))
+"""Modules whose members come to no object but those that they are given, and to their own random state."""
+
+_DOUBTFUL = frozenset(
+    (*ATTRIBUTES, *MEMBERS, *(name for names in MEMBERS.values() for name in names), "os", "importlib")
+)
+"""Names of attributes that lead on, from whatever object."""
+
+_LEAVES = frozenset(
+    dis.opmap[name]
+    for name in (
+        *(
+            "IMPORT_NAME",
+            "IMPORT_STAR",
+            "LOAD_BUILD_CLASS",
+            "STORE_GLOBAL",
+            "DELETE_GLOBAL",
+            "STORE_ATTR",
+            "DELETE_ATTR",
+        ),
+        *("GET_AWAITABLE", "GET_AITER", "LOAD_LOCALS", "LOAD_NAME"),
+    )
+    if name in dis.opmap
+)
+"""Steps of Python's that a function may not take."""
+_LEAVES_AT_TOP = _LEAVES - {dis.opmap["LOAD_NAME"]}
+
+_LIGHT = frozenset(map(id, LIGHT))
+_HOLDS = frozenset(map(id, HOLDS))
+_module = vars(type)["__module__"].__get__
+_MISSING = object()
+_MOST = 200
+"""Items of a container that are looked at: longer ones may hold anything."""
+
+
+class Reach(NamedTuple):
+    """All that a statement can come to and change."""
+
+    boxes: tuple[str, ...]
+    """Names of containers, whose items are light."""
+    generators: tuple[Any, ...]
+    """Random generators of numpy's."""
+    draws: bool
+    """Whether it may draw random numbers."""
+
+
+def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
+    """What the code of a statement can lead to in this namespace; None where it may be anything."""
+    if code is None or not _stays(code, _LEAVES_AT_TOP):
+        return None
+    boxes: list[str] = []
+    generators: list[Any] = []
+    drawing = False
+    todo, seen = [code], set()
+    while todo:
+        for name in _names(todo.pop()):
+            if name in seen:
+                continue
+            seen.add(name)
+            value = namespace.get(name, _MISSING)
+            kind = type(value)
+            if id(kind) in _LIGHT:
+                continue
+            if value is _MISSING:
+                value = vars(builtins).get(name, _MISSING)
+                if id(value) not in _KNOWN and (value is not _MISSING or name in _DOUBTFUL or name[:2] == "__"):
+                    return None
+            elif kind is FunctionType:
+                if not _plain(value, namespace):
+                    return None
+                todo.append(value.__code__)
+            elif id(kind) in _HOLDS:
+                if not _all_light(value if not isinstance(value, dict) else (*value, *dict.values(value))):
+                    return None
+                boxes.append(name)
+            elif kind is tuple:
+                if not _all_light(value):
+                    return None
+            elif kind is ModuleType:
+                if vars(value).get("__name__") not in _MODULES:
+                    return None
+                drawing = True
+            elif kind is BuiltinFunctionType or kind is type:
+                if id(value) not in _KNOWN:
+                    return None
+            elif _of_numpy(kind):
+                if draws(kind):
+                    generators.append(value)
+                    drawing = True
+                elif kind.__name__ == "ndarray" and value.dtype.hasobject:
+                    return None
+            else:
+                return None
+    return Reach(tuple(boxes), tuple(generators), drawing)
+
+
+def _all_light(items: Collection[Any]) -> bool:
+    return len(items) <= _MOST and _LIGHT.issuperset(map(id, map(type, items)))
+
+
+def _of_numpy(kind: type) -> bool:
+    """Whether it is a type of numpy's whose objects hold nothing of the user's: arrays, numbers, random generators."""
+    module = _module(kind)
+    if type(module) is not str or module.split(".", 1)[0] != "numpy":
+        return False
+    return kind.__name__ == "ndarray" or bool(draws(kind)) or (module == "numpy" and hasattr(kind, "dtype"))
+
+
+def _plain(function: FunctionType, namespace: Mapping[str, Any]) -> bool:
+    """Whether a function has nothing but its code: no other globals, closure, attributes or heavy defaults."""
+    return (
+        function.__globals__ is namespace
+        and not function.__closure__
+        and not function.__dict__
+        and _all_light(function.__defaults__ or ())
+        and _all_light((function.__kwdefaults__ or {}).values())
+        and _stays(function.__code__, _LEAVES)
+    )
+
+
+def _stays(code: CodeType, leaves: frozenset[int]) -> bool:
+    if not leaves.isdisjoint(code.co_code[::2]):
+        return False
+    return all(_stays(inner, _LEAVES) for inner in code.co_consts if type(inner) is CodeType)
+
+
+def _names(code: CodeType) -> tuple[str, ...]:
+    names = code.co_names
+    for inner in code.co_consts:
+        if type(inner) is CodeType:
+            names += _names(inner)
+    return names
