@@ -100,41 +100,59 @@ class Body:
         if len(above) != translated.above or translated.warns:
             tree = shell.compile.ast_parse(padded, filename=self.name)
         self.nodes: list[ast.stmt] = shell.transform_ast(tree).body
+        self._in_turn = translated.warns or any(word in self.source for word in ("__future__", "await", "async"))
 
     def statements(self) -> Iterator[Compiled]:
-        """Each top-level statement, compiled when its turn comes: an earlier one may change the compiler's flags."""
+        """Each top-level statement, compiled when its turn comes at the latest.
+
+        All are compiled before the first one runs where nobody can tell: nothing awaits, no earlier statement can
+        change the compiler's flags, and it warns of nothing. Each costs a third then, since the compiler is at it.
+        """
+        rename = getattr(self.shell, "_update_code_co_name", None)  # IPython 7.34 and 8: "<cell line: n>"
         mode = self.shell.ast_node_interactivity
+        units = self._units(mode, together=rename is None and mode not in ("all", "last"))
+        codes = [] if self._in_turn else self._compile_ahead(units)
+        for i, (index, nodes, tree, kind, plain) in enumerate(units):
+            code = codes[i] if i < len(codes) else self._compile(nodes[0], tree, kind)
+            if rename is not None:
+                code = rename(code)
+            yield Compiled(Statement(index, nodes, code, self._lines), code, kind == "eval", plain)
+
+    def _units(self, mode: str, together: bool) -> list[tuple[int, list[ast.stmt], ast.mod, str, bool]]:
+        """(index of the last statement, statements, what is compiled, how, whether they only name constants)."""
         nodes = list(self.nodes)
         if not nodes:
-            return
+            return []
         name = _assigned_name(nodes[-1]) if mode == "last_expr_or_assign" else None
         if name is not None:
             load = ast.copy_location(ast.Expr(ast.Name(name, ast.Load())), nodes[-1])
             nodes.append(ast.fix_missing_locations(load))
-        rename = getattr(self.shell, "_update_code_co_name", None)  # IPython 7.34 and 8: "<cell line: n>"
-        together = rename is None and mode not in ("all", "last")  # one code has one name, and shows nothing
+        found: list[tuple[int, list[ast.stmt], ast.mod, str, bool]] = []
         index = -1
         while index < len(nodes) - 1:
             index += 1
             node = nodes[index]
             last = index == len(nodes) - 1
-            tree: ast.mod
-            if together and (group := _constants(nodes, index)):
+            if together and (group := _constants(nodes, index)):  # one code has one name, and shows nothing
                 index += len(group) - 1
-                code = self._compile(node, ast.Module(group, []), "exec")
-                yield Compiled(Statement(index, group, code, self._lines), code, plain=True)
-                continue
-            if last and isinstance(node, ast.Expr) and mode != "none":
+                found.append((index, group, ast.Module([*group], []), "exec", True))
+            elif last and isinstance(node, ast.Expr) and mode != "none":
                 # The magic returns this value and the outer cell displays it, once and by its own rules.
-                tree, kind = ast.Expression(node.value), "eval"
+                found.append((index, [node], ast.Expression(node.value), "eval", False))
             elif mode == "all" or (mode == "last" and last):
-                tree, kind = ast.Interactive([node]), "single"
+                found.append((index, [node], ast.Interactive([node]), "single", False))
             else:
-                tree, kind = ast.Module([node], []), "exec"
-            code = self._compile(node, tree, kind)
-            if rename is not None:
-                code = rename(code)
-            yield Compiled(Statement(index, [node], code, self._lines), code, kind == "eval")
+                found.append((index, [node], ast.Module([node], []), "exec", False))
+        return found
+
+    def _compile_ahead(self, units: list[tuple[int, list[ast.stmt], ast.mod, str, bool]]) -> list[CodeType]:
+        codes: list[CodeType] = []
+        try:
+            for _, nodes, tree, kind, _ in units:
+                codes.append(self._compile(nodes[0], tree, kind))
+        except Exception:  # noqa: BLE001 - it is raised when the statement's turn comes
+            self.refused = None
+        return codes
 
     def _compile(self, node: ast.stmt, tree: ast.mod, kind: str) -> CodeType:
         """As the shell's compiler does it, without its search for new ``__future__`` flags where none can be."""

@@ -153,8 +153,10 @@ def _line(magics: Any, line: str, made: Any, given: Any) -> Any:
 
 def close() -> None:
     """Forget the last report and end --all (on unloading), and bring back what still waits elsewhere."""
+    from ..rescue.marker import forget
     from ..rescue.waiting import bring_back
 
+    forget()
     _last.clear()
     close_everywhere()
     bring_back()

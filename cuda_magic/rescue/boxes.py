@@ -15,7 +15,7 @@ from typing import Any
 
 from ..memory.parts import fields  # reads past the user's own __dict__ and __class__
 
-__all__ = ["HOLDS", "LIGHT", "PLAIN", "Box", "Boxes", "box_of", "reference", "same"]
+__all__ = ["HOLDS", "LIGHT", "PLAIN", "TEXT", "Box", "Boxes", "box_of", "reference", "same"]
 
 LIGHT = (int, float, complex, bool, str, bytes, type(None), range)
 PLAIN = (*LIGHT, ModuleType, type, FunctionType, BuiltinFunctionType)
@@ -28,8 +28,10 @@ MOST = 1000
 FEW = 50
 """Items of one container whose own lengths are compared too."""
 
+TEXT = 1 << 14
+"""Characters that are kept when a cell has ended."""
+
 _LIGHT = frozenset(map(id, LIGHT))
-_PLAIN = frozenset(map(id, PLAIN))
 _HOLDS = frozenset(map(id, HOLDS))
 _DICTS = frozenset(map(id, DICTS))
 """By their ids: a metaclass of the user's may forbid to hash or to compare types."""
@@ -54,17 +56,20 @@ def same(known: Reference, value: object) -> bool:
 class Box:
     """The items of one container at one moment."""
 
-    __slots__ = ("held", "ids", "lengths", "light", "references", "size")
+    __slots__ = ("held", "ids", "lengths", "light", "modest", "references", "size")
 
     def __init__(self, size: int, ids: list[int], items: list[Any]) -> None:
         self.size, self.ids, self.held = size, ids, items
+        self.modest = False
+        """Known to keep little memory alive."""
         self.references: list[Any] = []
         self.lengths: list[int] = []
         self.light = size <= MOST and _LIGHT.issuperset(map(id, map(type, items)))
         if self.light:
             return
-        self.held = [item for item in items if id(type(item)) in _PLAIN]
-        known = [reference(item) for item in items if id(type(item)) not in _PLAIN]
+        # not functions: they may hold tensors in a closure
+        self.held = [item for item in items if id(type(item)) in _LIGHT]
+        known = [reference(item) for item in items if id(type(item)) not in _LIGHT]
         self.references = [r for r in known if type(r) is weakref.ReferenceType]
         if size <= FEW:
             self.lengths = _lengths(items)
@@ -74,6 +79,13 @@ class Box:
         held = _open(value)
         items = _items(held)
         return len(held) == self.size and list(map(id, items)) == self.ids and self.sound(items)
+
+    def heavy(self) -> bool:
+        """Whether it keeps much memory of the host alive: long strings."""
+        if not self.modest:
+            texts = [len(item) for item in self.held if type(item) is str or type(item) is bytes]
+            self.modest = sum(texts) <= TEXT
+        return not self.modest
 
     def sound(self, items: list[Any]) -> bool:
         """Whether items of the same ids are the same: none has died, none of them holds more or less than it did."""
@@ -141,6 +153,13 @@ class Boxes:
                 if name in names:
                     names.remove(name)
             self._sizes = []
+
+    def rest(self) -> None:
+        """Let go of what keeps much memory alive."""
+        for name, box in self.marks.items():
+            if box.heavy():
+                self.marks[name] = NOTHING
+                self._sizes = []
 
     def take(self, namespace: Mapping[Any, Any]) -> None:
         """Bring the marks to what the containers hold now: all are compared, those that have changed marked anew."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..machine import machine
 from . import figures, marks, randomness, waiting
-from .marker import Marker
+from .marker import Marker, take_up
 from .report import Report
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class GuardRun:
             if self.options.checkpoint:
                 self._checkpoint(step, namespace)
         if self._marker is None:
-            self._marker = Marker()
+            self._marker = take_up(None if self.inner else self.shell)
         taken = self._marker.take(step, namespace, allocator, trial.kept)
         if new and taken.draws:
             trial.random = randomness.take(taken.draw, None if taken.little else allocator)
@@ -282,6 +282,8 @@ class GuardRun:
             allocator.release_host(excess=True)
         if self.set_aside is not None:
             self.set_aside.after(not self.options.no_move)
+        if self._marker is not None:
+            self._marker.rest(None if self.inner else self.shell)
         self._closed = True
 
     def _report(self, status: str, error: BaseException | None = None) -> Report:

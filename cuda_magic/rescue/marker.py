@@ -7,13 +7,14 @@ found by comparing lists of ids, which Python does fast.
 from __future__ import annotations
 
 import ast
+import weakref
 from collections.abc import Collection, Iterable, Mapping
 from itertools import compress, count
 from operator import ne
 from typing import TYPE_CHECKING, Any
 
 from ..memory.torch import ranks
-from .boxes import HOLDS, LIGHT, PLAIN, Boxes, box_of, reference
+from .boxes import HOLDS, LIGHT, PLAIN, TEXT, Boxes, box_of, reference
 from .marks import ITERATORS, Marks
 from .randomness import draws
 from .reach import reach
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from ..cells.rescuer import Step
     from ..memory.allocator import Allocator
 
-__all__ = ["Marker"]
+__all__ = ["Marker", "forget", "take_up"]
 
 _LIGHT, _SKIP, _CONTAINER, _ITERATOR, _UNKNOWN, _OTHER, _DRAWS = range(7)
 """What is marked of a value, by its type."""
 
-_module = vars(type)["__module__"].__get__
+_module, _offset = (vars(type)[name].__get__ for name in ("__module__", "__dictoffset__"))
 _SORTS = {
     id(kind): sort
     for sort, kinds in (
@@ -78,8 +79,22 @@ def _may_set_parts(node: ast.AST | None) -> bool:
     return not isinstance(node, ast.Expr)
 
 
+_resting: weakref.WeakKeyDictionary[Any, Marker] = weakref.WeakKeyDictionary()
+"""By shell: the marker of the last cell. What it knows is compared anew with what is there."""
+
+
+def take_up(shell: Any) -> Marker:
+    """The marker of this shell's last cell, or a new one where there is none or it is in use."""
+    return (_resting.pop(shell, None) if shell is not None else None) or Marker()
+
+
+def forget() -> None:
+    """Drop what is kept from one cell to the next."""
+    _resting.clear()
+
+
 class Marker:
-    """Takes the marks of one cell's statements."""
+    """Takes the marks of cells' statements, one after the other."""
 
     def __init__(self) -> None:
         self._names: list[Any] = []
@@ -92,6 +107,10 @@ class Marker:
 
     def _clear(self) -> None:
         self._light: dict[str, Any] = {}
+        self._long: set[str] = set()
+        """Names of long strings."""
+        self._objects: set[str] = set()
+        """Names of objects that led to no tensor when they were looked at, and may do so later."""
         self._others: dict[str, Any] = {}
         self._boxes = Boxes()
         self._iterators: dict[str, None] = {}
@@ -104,6 +123,23 @@ class Marker:
         self._gone: list[Any] = []
         """References to values that have died: others may have their ids by now."""
         self._tensors: Any = None
+        self._allocator: Allocator | None = None
+        """The one that was asked last."""
+
+    def rest(self, shell: Any) -> None:
+        """The cell has ended: keep what is known for the next one, and no memory worth naming."""
+        if self._long:
+            for i, name in enumerate(self._names):
+                if type(name) is str and name in self._long:
+                    self._light.pop(name, None)
+                    self._ids[i] = 0  # looked at again
+            self._long.clear()
+        self._boxes.rest()
+        self._walk = True
+        self._fresh.update((name, name) for name in self._objects)
+        self._objects.clear()
+        if shell is not None:
+            _resting[shell] = self
 
     def take(
         self, step: Step, namespace: Mapping[Any, Any], allocator: Allocator | None, saved: Collection[str] = ()
@@ -119,7 +155,12 @@ class Marker:
         names, values = list(now), list(now.values())
         ids, kinds = list(map(id, values)), list(map(id, map(type, values)))
         if ids != self._ids or kinds != self._kinds or names != self._names or saved != self._saved:
-            self._look_again(names, values, ids, kinds, saved)
+            try:
+                self._look_again(names, values, ids, kinds, saved)
+            except BaseException:  # an interrupt, or a hostile type: nothing is taken to be known
+                self._names, self._ids, self._kinds = [], [], []
+                self._clear()
+                raise
         if self._gone:
             self._look_at_the_dead(now)
         self._boxes.take(now)
@@ -153,9 +194,14 @@ class Marker:
         return marks
 
     def _watch(self, now: Mapping[Any, Any], allocator: Allocator) -> Any:
+        if self._allocator is not allocator:
+            self._fresh |= self._watched | {name: name for name in self._others}
+            self._watched, self._tensors, self._allocator = {}, None, allocator
         for label, key in self._fresh.items():
             if allocator.follows(now[key]):
                 self._watched[label] = key
+            elif label is key and _offset(type(now[key])):
+                self._objects.add(label)
         self._fresh.clear()
         boxes = self._boxes.marks
         lead = {label: now[key] for label, key in self._watched.items() if label not in boxes or not boxes[label].light}
@@ -167,7 +213,7 @@ class Marker:
     ) -> None:
         """Look at what stands under the names that were bound anew."""
         known = len(self._names)
-        if saved != self._saved or names[:known] != self._names:
+        if saved != self._saved or names[:known] != self._names or not known:
             self._clear()
             fresh: Iterable[int] = range(len(names))
         else:
@@ -185,7 +231,9 @@ class Marker:
                 self._look_below_no_name(key, values[i], sort)
             elif key[:1] != "_" and key not in _NOT_THE_USERS and key not in saved:
                 if sort == _LIGHT:
-                    self._light[key] = values[i]
+                    self._light[key] = value = values[i]
+                    if (type(value) is str or type(value) is bytes) and len(value) > TEXT:
+                        self._long.add(key)
                 else:
                     self._look(key, values[i], sort)
             elif (sort is None and _sort(type(values[i])) == _DRAWS) or sort == _DRAWS:
@@ -202,6 +250,8 @@ class Marker:
             *(self._fresh, self._watched, self._draw),
         ):
             table.pop(key, None)
+        self._long.discard(key)
+        self._objects.discard(key)
         self._boxes.forget(key)
 
     def _look_at_the_dead(self, now: Mapping[Any, Any]) -> None:

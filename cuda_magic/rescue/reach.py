@@ -47,13 +47,19 @@ _KNOWN = {id(vars(builtins)[name]): vars(builtins)[name] for name in _BUILTINS} 
 }
 """Builtins that come to no object but those that they are given, by id."""
 
-_MODULES = frozenset(("math", "numpy", "numpy.random", "operator", "random", "time"))
+_MODULES = frozenset(("math", "numpy", "numpy.random", "random", "time"))
 """Modules whose members come to no object but those that they are given, and to their own random state."""
 
-_DOUBTFUL = frozenset(
-    (*ATTRIBUTES, *MEMBERS, *(name for names in MEMBERS.values() for name in names), "os", "importlib")
-)
-"""Names of attributes that lead on, from whatever object."""
+_DOUBTFUL = frozenset((*ATTRIBUTES, *MEMBERS, *(name for names in MEMBERS.values() for name in names))) | {
+    "ctypeslib",
+    "distutils",
+    "f2py",
+    "importlib",
+    "load",
+    "os",
+    "testing",
+}
+"""Names of attributes that lead on, from whatever object. All that begin with an underscore may, and what is loaded."""
 
 _LEAVES = frozenset(
     dis.opmap[name]
@@ -106,13 +112,15 @@ def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
             if name in seen:
                 continue
             seen.add(name)
+            if name in _DOUBTFUL or (name[:1] == "_" and name != "_"):  # it may be an attribute, whatever has this name
+                return None
             value = namespace.get(name, _MISSING)
             kind = type(value)
             if id(kind) in _LIGHT:
                 continue
             if value is _MISSING:
                 value = vars(builtins).get(name, _MISSING)
-                if id(value) not in _KNOWN and (value is not _MISSING or name in _DOUBTFUL or name[:2] == "__"):
+                if value is not _MISSING and id(value) not in _KNOWN:
                     return None
             elif kind is FunctionType:
                 if not _plain(value, namespace):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,17 +16,17 @@ guard_cost = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(guard_cost)
 
 
-@pytest.fixture
-def loaded(shell):
-    shell.run_line_magic("load_ext", "cuda_magic")
-    yield shell
-    shell.run_line_magic("unload_ext", "cuda_magic")
+BODIES = {name: body for name, (setup, body) in guard_cost.ROWS.items() if not setup}
 
 
-@pytest.mark.parametrize("name", guard_cost.BODIES)
+@pytest.mark.parametrize("name", guard_cost.ROWS)
 def test_success_collects_and_imports_nothing(loaded, name):
     """The users' guard on a cell that succeeds; how long it takes is shown by the benchmark."""
-    seen = guard_cost.measure(loaded, guard_cost.BODIES[name], rounds=20)
+    setup, body = guard_cost.ROWS[name]
+    if "import" in setup:
+        pytest.importorskip("torch" if "torch" in setup else "numpy")
+    exec(setup, loaded.user_ns)
+    seen = guard_cost.measure(loaded, body, rounds=20)
     assert (seen.collections, seen.imports) == (0, [])
 
 
@@ -51,10 +52,10 @@ def counted(shell, monkeypatch, magic, body):
     return calls
 
 
-@pytest.mark.parametrize("name", guard_cost.BODIES)
+@pytest.mark.parametrize("name", BODIES)
 def test_a_body_is_translated_and_parsed_as_often_as_by_time(loaded, monkeypatch, name, capsys):
     """Once each, beside the outer cell: a second time would cost more than all marks together."""
-    body = guard_cost.BODIES[name]
+    body = BODIES[name]
     timed = counted(loaded, monkeypatch, "%%time", body)
     guarded = counted(loaded, monkeypatch, "%%cuda_guard", body)
     assert guarded["transform_cell"] == timed["transform_cell"] == 2
@@ -63,12 +64,53 @@ def test_a_body_is_translated_and_parsed_as_often_as_by_time(loaded, monkeypatch
 
 def test_a_body_is_compiled_once(loaded, monkeypatch):
     """No more calls of the compiler than a plain cell takes, which are one a statement, and the outer cell's own."""
-    body = guard_cost.BODIES["ten calls"]
+    body = BODIES["ten calls"]
     plain = counted(loaded, monkeypatch, "# plain", body)
     guarded = counted(loaded, monkeypatch, "%%cuda_guard", body)
     assert guarded["compile"] <= plain["compile"] + 2  # the outer cell: parsed, and compiled
-    constants = counted(loaded, monkeypatch, "%%cuda_guard", guard_cost.BODIES["ten lines"])
+    constants = counted(loaded, monkeypatch, "%%cuda_guard", BODIES["ten lines"])
     assert constants["compile"] <= guarded["compile"] - 9  # they run as one
+
+
+def calls(shell, text):
+    """How many functions of Python's are called for one cell that runs for the third time, and how many of C's."""
+    found = Counter()
+
+    def count(frame, event, argument):
+        found[event] += event in ("call", "c_call")
+
+    for _ in range(2):
+        shell.run_cell(text)
+    sys.setprofile(count)
+    try:
+        shell.run_cell(text)
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize(
+    "setup, statement, most",
+    [
+        ("def f(a):\n    return a", "y{} = f({})", 22),
+        ("import numpy\na = numpy.ones(3)", "y{} = a + {}", 25),
+        (guard_cost.CROWD, "y{} = double({})", 22),
+        (guard_cost.CROWD + "\nclass Thing: pass\nthing = Thing()\nthing.a = {}", "y{} = len([thing, {}])", 250),
+        (guard_cost.TRAINING, "y{} = abs({})", 22),
+        (guard_cost.TRAINING, "y{} = inputs + {}", 250),
+    ],
+    ids=["a call", "numpy", "300 names", "300 names and an object", "a model in reach of none", "a model"],
+)
+def test_a_statement_that_acts_costs_few_calls(loaded, setup, statement, most):
+    """Calls of Python functions that ten more statements take beyond what the plain cell takes for them."""
+    if "import" in setup:
+        pytest.importorskip("torch" if "torch" in setup else "numpy")
+    exec(setup, loaded.user_ns)
+    cells = ["\n".join(statement.format(i, i) for i in range(n)) for n in (2, 12)]
+    guarded = [calls(loaded, f"%%cuda_guard\n{cell}")["call"] for cell in cells]
+    plain = [calls(loaded, f"# plain\n{cell}")["call"] for cell in cells]
+    print("CALLS", (guarded[1] - guarded[0]) - (plain[1] - plain[0]))
+    assert (guarded[1] - guarded[0]) - (plain[1] - plain[0]) <= 10 * most, (guarded, plain)
 
 
 def test_no_cuda_call_and_no_collection(loaded, monkeypatch):

@@ -173,12 +173,11 @@ _Owner = tuple[int, str, Path, Any]
 
 
 def _sign(torch: Any, optimizer: Any) -> list[int]:
-    """What changes, as a rule, with an optimizer's state: how much there is, the first of it and the last."""
-    states = list(optimizer.state.values())
+    """What changes, as a rule, with an optimizer's state: how much there is, and the first of it."""
+    states = optimizer.state
     sign = [id(optimizer), len(states)]
-    for state in (*states[:1], *states[-1:]):
-        for value in state.values():
-            sign += (id(value), value._version) if issubclass(type(value), torch.Tensor) else (id(value),)
+    for value in next(iter(states.values())).values() if states else ():
+        sign += (id(value), value._version) if issubclass(type(value), torch.Tensor) else (id(value),)
     return sign
 
 
