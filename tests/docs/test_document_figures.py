@@ -19,6 +19,34 @@ def moments(d, rung=""):
     return sum(v["moments"] for v in found), sum(v["ends"]["KeyboardInterrupt"] for v in found)
 
 
+def heaps(results):
+    """How many heaps were compacted, over the host, fitted as they were, and had no plan."""
+    compacted = sum(n for how, n in results.items() if how not in {"fits", "none"})
+    return compacted, results.get("out", 0), results["fits"], results["none"]
+
+
+def planned(d, name, run):
+    """The moves of a plan of the benchmark, and the seconds that one of two runs took for it."""
+    found = d["planning (benchmarks/compaction.py)"][name]
+    return found["moves"], found["seconds"][run]
+
+
+def on_the_card(d, kind):
+    """Seconds of planning in each run, and all in all."""
+    found = [run[f"compact_20000_{kind}"] for run in d["runs"] if f"compact_20000_{kind}" in run]
+    return [f["planning_s"] for f in found] + [f["seconds"] for f in found]
+
+
+PLANNED = {
+    "blocks of 1.5 MiB with .*": "strewn",
+    "two blocks of 7 MiB .*": "rounding",
+    "random sizes, .*": "random_sizes",
+    "the same, one in fifty .*": "fixed",
+    "the same, three streams": "streams",
+    "the same, expandable segments": "expandable",
+    "small blocks": "small",
+    "holes smaller than .*": "tight",
+}
 N = r"(\d[\d.]*(?: to \d[\d.]*)?)"
 GUARD, RESCUES = "docs/guard.md", "docs/rescues.md"
 CURVE = {"the newest 0.25 GiB, as at first": "as it starts"} | {
@@ -58,15 +86,17 @@ CLAIMS = [
     (GUARD, rf"paged, took {N} s over the host and {N} s over the other card", "two_cards",
         lambda d: [d["park_page"][place][-1][0] for place in ("the host", "cuda:1")]),
     (GUARD, rf"{N} random heaps of ten kinds", "compaction", lambda d: [d["heaps"]]),
-    (GUARD, rf"took {N} s \(blocks of 1.5 MiB .*\n.*, {N} s \(two blocks .*, {N} s \(random sizes\) and {N} s",
-        "compaction",
-        lambda d: [
-            d["planning (benchmarks/compaction.py)"][k]["seconds"]
-            for k in ("strewn", "rounding", "random_sizes", "small")
-        ]),
-    ("README.md", rf"ran in {N} s at {N} GiB \(plain {N} s at {N} GiB, .* {N} s\), bitwise", "activations",
-        lambda d: [d["activations_step"][k] for k in ("median_s", "peak_GiB", "plain_s", "plain_peak_GiB")]
-        + d["activations_step"]["save_on_cpu_s"][-1:]),
+    (GUARD, rf"{N} were compacted \({N} of them over the host\), {N} fitted anyway, {N} had no plan", "compaction",
+        lambda d: heaps(d["results of all heaps"])),
+    (GUARD, rf"of the {N} heaps of small blocks {N}\n?\s*were compacted", "compaction",
+        lambda d: [sum(d["results of small ones"].values()), heaps(d["results of small ones"])[0]]),
+    (GUARD, rf"the rung took {N}, {N} and {N} s in three cells", "compaction",
+        lambda d: d["runs"][-1]["compact_in_a_guarded_cell"]["seconds"]),
+    *((GUARD, rf"\| {row} \| \w+ \| {N} \| {N} \|", "compaction",
+        lambda d, name=name, run=run: planned(d, name, run)) for row, name in PLANNED.items() for run in (0, 1)),
+    (GUARD, rf"blocks of 1.5 MiB took {N} and {N} s to plan \({N} and {N} s in all\)", "compaction",
+        lambda d: on_the_card(d, "one_segment")),
+    (GUARD, rf"small ones\n?\s*{N} and {N} s \({N} and {N} s\)", "compaction", lambda d: on_the_card(d, "small")),
     (RESCUES, rf"{N} moments in guarded cells .* {N} of which interrupted", "interrupts", moments),
     (RESCUES, rf"compact, activations and page {N} each, spill and the retry at the call {N} each",
         "interrupts", lambda d: [moments(d, "compact")[0], moments(d, "spill")[0]]),
