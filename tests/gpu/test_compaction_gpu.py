@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import random
-import subprocess
-import sys
 import time
 
 import pytest
@@ -15,24 +12,6 @@ from children import ended, start
 
 pytestmark = pytest.mark.gpu
 MIB, GIB = 1 << 20, 1 << 30
-
-
-@pytest.fixture
-def card():
-    """torch on a card capped so that a few GiB are all there is; everything is given back afterwards."""
-    import torch
-
-    torch.zeros(1, device="cuda")
-    total = torch.cuda.get_device_properties(0).total_memory
-
-    def cap(size: int) -> None:
-        torch.cuda.set_per_process_memory_fraction(size / total)
-
-    torch.cap = cap
-    yield torch
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def empty(torch, size: int):
@@ -199,67 +178,6 @@ def test_interrupts_at_any_moment_lose_no_byte():
     assert figures["interrupted"] >= 20
 
 
-ROWS = {
-    # what is refused or why the tensor in the middle stays; does it move with --move-anyway
-    "plain": ("", True),
-    "dlpack": ("DLPack", True),
-    "jax": ("DLPack", True),
-    "cupy_dlpack": ("DLPack", True),
-    "cupy_view": ("cupy or numba look at its memory", True),
-    "numba_view": ("cupy or numba look at its memory", True),
-    "ipc": ("not the caching allocator's alone", False),
-    "received": ("not the caching allocator's alone", False),
-    "graph": ("captured CUDA graph", True),
-    "thread": ("another thread (training)", True),
-    "group": ("2 ranks", True),
-}
-
-
-OTHERS = ("pool", "uncached", "cow", "work")
-
-
-@pytest.fixture(scope="module")
-def rows():
-    """What each row's child process saw, run side by side."""
-    children = {name: start("compaction_rows.py", name) for name in (*ROWS, *OTHERS)}
-    results = {name: ended(child) for name, child in children.items()}
-    for name, result in results.items():
-        print(name, *result)
-    return results
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_row_of_the_safety_table_on_the_card(rows, name):
-    """Refused or left in place with the reason, and what --move-anyway does; the data is right in any case."""
-    figures, wrong = rows[name]
-    assert not wrong, wrong
-    if "absent" in figures:
-        pytest.skip(figures["absent"])
-    words, moves = ROWS[name]
-    first, second = figures["plain"], figures["anyway"]
-    assert first["intact"] and second["intact"]
-    assert words in first["refused"] + first["reason"], figures
-    if words:
-        assert not first["middle moved"]
-    assert second["done"] == second["middle moved"] == moves, figures
-    if first["the other side sees"] is not None:  # it does as long as the tensor stays: that is what the row is for
-        assert first["the other side sees"]
-        assert second["the other side sees"] == (not moves), figures
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_memory_of_others_stays_and_pending_work_is_waited_for(rows, name):
-    """A MemPool's block, uncached memory and copy-on-write clones keep their place; the rest is packed around them."""
-    figures, wrong = rows[name]
-    assert not wrong, wrong
-    for one in (figures["plain"], figures["anyway"]):
-        assert one["intact"] and one["the others stayed"] and not one["refused"], figures
-        assert "stopped" not in one["said"], figures
-    assert figures["plain"]["done"], figures
-    if name == "cow":
-        assert "not the caching allocator's alone" in figures["plain"]["reason"], figures
-
-
 def test_where_the_time_goes(card):
     """The parts of a compaction, with the objects of a kernel that has torch, numpy and pandas imported."""
     import pandas  # noqa: F401
@@ -296,104 +214,3 @@ def test_where_the_time_goes(card):
         },
     )
     assert live
-
-
-@pytest.mark.two_gpus
-def test_ranks_of_one_job_are_not_moved_unless_asked(tmp_path):
-    """Two ranks with NCCL: refused; with --move-anyway all moves, and collectives and a DDP step are bitwise right."""
-    from record import record
-
-    children = [start("compaction_ranks.py", rank, tmp_path / "meet") for rank in (0, 1)]
-    results = [ended(child) for child in children]
-    print(*results, sep="\n")
-    assert not any(wrong for _, wrong in results), results
-    for figures, _ in results:
-        assert "2 ranks" in figures["refused"] and not figures["moved when refused"], figures
-        assert figures["done"] and figures["moved"] > 5 and figures["intact"], figures
-        assert figures["collectives right"] and figures["step bitwise the same"], figures
-    record("compact_ranks", {"ranks": 2, "moved": [f["moved"] for f, _ in results]})
-
-
-@pytest.mark.two_gpus
-def test_the_device_that_is_full_is_compacted_while_another_is_current():
-    """Blocks of cuda:1 are packed with cuda:0 current; nothing on cuda:0 moves."""
-    code = """
-import torch, json
-from cuda_magic.memory.compaction import compact
-from cuda_magic.memory.torch import allocator
-M = 1 << 20
-blocks = {}
-for d in (0, 1):
-    whole = torch.empty(640 * M, dtype=torch.uint8, device=f"cuda:{d}"); del whole
-    made = [torch.full((16 * M,), i + 1, dtype=torch.uint8, device=f"cuda:{d}") for i in range(40)]
-    blocks[d] = made[::2]; del made
-    total = torch.cuda.get_device_properties(d).total_memory
-    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved(d) / total, d)
-before = [t.data_ptr() for t in blocks[0]]
-outcome = compact(allocator(), 1, 300 * M)
-for d in (0, 1): torch.cuda.set_per_process_memory_fraction(1.0, d)
-right = all(bool((t == 2 * i + 1).all()) for d in (0, 1) for i, t in enumerate(blocks[d]))
-print(json.dumps({"done": outcome.done, "reason": outcome.reason, "right": right,
-                  "stayed": before == [t.data_ptr() for t in blocks[0]], "current": torch.cuda.current_device()}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures == {"done": True, "reason": "", "right": True, "stayed": True, "current": 0}
-
-
-def test_a_live_cuda_graph_forbids_moving(card):
-    """A captured graph replays with old addresses: nothing is moved, and the reason says so."""
-    from cuda_magic.memory.torch import allocator
-
-    static = card.zeros(1 << 20, device="cuda")
-    graph = card.cuda.CUDAGraph()
-    with card.cuda.graph(graph):
-        out = static + 1
-    assert "CUDA graph" in allocator().moving_refused(0)
-    del graph, out, static
-
-
-def test_the_random_state_of_the_card_comes_back(card):
-    """Numbers drawn after set_random_state equal those drawn before."""
-    from cuda_magic.memory.torch import allocator
-
-    torch_allocator = allocator()
-    state = torch_allocator.random_state()
-    first = card.rand(5, device="cuda"), card.rand(5)
-    torch_allocator.set_random_state(state)
-    second = card.rand(5, device="cuda"), card.rand(5)
-    assert card.equal(first[0], second[0])
-    assert card.equal(first[1], second[1])
-
-
-def test_expandable_segments_are_switched_on_and_put_back(card):
-    """Inside, new segments are expandable; afterwards the setting is what it was."""
-    from cuda_magic.memory.torch import allocator
-
-    card.cuda.empty_cache()
-    torch_allocator = allocator()
-    assert torch_allocator.expandable() is False
-    with torch_allocator.with_expandable():
-        inside = empty(card, 40 * MIB)
-        assert any(s.expandable for s in torch_allocator.segments(0))
-    assert torch_allocator.expandable() is False
-    del inside
-
-
-def test_uncached_memory_returns_to_the_driver(card):
-    """A tensor allocated with the cache bypassed is freed to the driver, and the next one is cached again."""
-    from cuda_magic.memory.torch import allocator
-
-    torch_allocator = allocator()
-    card.cuda.empty_cache()
-    reserved = torch_allocator.stats(0).reserved
-    with torch_allocator.uncached():
-        inside = empty(card, 64 * MIB)
-        assert torch_allocator.stats(0).reserved == reserved
-    held = torch_allocator.driver_memory(0)[0]
-    del inside
-    assert torch_allocator.driver_memory(0)[0] - held >= 64 * MIB
-    cached = empty(card, 64 * MIB)
-    assert torch_allocator.stats(0).reserved >= reserved + 64 * MIB
-    del cached
