@@ -22,7 +22,7 @@ def _names(namespace: Mapping[str, Any]) -> str:
     """Names that reach what waits, in brackets; empty where none is known."""
     allocator = machine().allocator()
     ops = allocator.ops() if allocator is not None else None
-    names = ops.parked(namespace)[1] if ops is not None else []
+    names = list(dict.fromkeys(ops.parked(namespace)[1])) if ops is not None else []
     if not names:
         return ""
     return f" ({', '.join(names[:4])}" + (f" and {len(names) - 4} more)" if len(names) > 4 else ")")

@@ -6,6 +6,7 @@ real models run out of memory on a machine without a GPU, and the rungs that wor
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..devices.model import Device, Memory, Reading
+from ..devices.model import Device, Memory, Process, Reading
 from ..errors import Refused
 from ..machine import RealMachine, use
 from ..memory.allocator import Segment, Stats
@@ -29,6 +30,7 @@ from ..memory.torch.parking.lane import PlainLane
 from ..memory.torch.parking.operands import storages
 from ..memory.torch.parking.parked import Store
 from ..memory.torch.parking.session import Session
+from ..memory.torch.reserve import Reserve
 from ..render.units import bytes_text
 from .real import real_gpus
 from .sizes import size
@@ -232,6 +234,9 @@ class _CpuAllocator(TorchAllocator):
     def release_host(self, *, excess: bool = False) -> int:
         return self.arena.release() if not excess or self.arena.excessive() else 0
 
+    def reserve(self, nbytes: int) -> Reserve:
+        raise Refused("the practice card for torch has no pool to set aside")
+
     def random_state(self) -> Any:
         return self.torch.get_rng_state()
 
@@ -246,7 +251,8 @@ class _Source:
     def read(self, *, processes: bool = True, slow: bool = True) -> Reading:
         used = self.count.used()
         memory = Memory(self.count.cap, used, max(0, self.count.cap - used))
-        card = Device(0, f"Practice card {bytes_text(self.count.cap)}", memory=memory)
+        own = (Process(os.getpid(), used),) if processes else None
+        card = Device(0, f"Practice card {bytes_text(self.count.cap)}", memory=memory, processes=own)
         return Reading(time.time(), (card,), label="PRACTICE")
 
 
@@ -342,8 +348,6 @@ def torch_card(real: str | int = "8 GiB", practice: str | int = "64 MiB") -> Pra
     practice
         The size of the practice card: small, so that a model larger than it trains in seconds on a CPU.
     """
-    import os
-
     if os.environ.get("CUDA_MAGIC_PRACTICE") != "1" and real_gpus():
         use(None)
         return RealTorchCard(size(real))

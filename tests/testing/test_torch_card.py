@@ -70,9 +70,9 @@ def test_errors_that_an_earlier_cells_paging_dealt_with_are_not_the_cells(loaded
     """Tensors of an earlier cell still wait; what they make room for is not said to be handled by this cell."""
     loaded.run_cell(CELL)
     before = card.machine.allocator().ooms(0)
-    loaded.run_cell("%%cuda_guard --report report\nsums = [float((part + 1).mean()) for part in kept]")
+    loaded.run_cell("%%cuda_guard --report report\nsums = [float(torch.cat([part] * 3).mean()) for part in kept]")
     assert card.machine.allocator().ooms(0) > before
-    assert loaded.user_ns["sums"] == [float(i) for i in range(1, 9)]
+    assert loaded.user_ns["sums"] == [float(i) for i in range(8)]
     report = loaded.user_ns["report"]
     assert (report.status, report.handled) == ("ok", 0)
     assert "handled inside the cell" not in repr(report)
@@ -108,3 +108,18 @@ def test_a_convolution_that_went_on_with_less_workspace_is_noted(loaded, card):
     assert loaded.user_ns["report"].handled == 1  # unwatched nobody can tell whose it was
     loaded.run_cell("%%cuda_guard --report report --retry-at-call\nconv(x)")
     assert loaded.user_ns["report"].notes == ()
+
+
+def test_the_kernel_is_the_process_on_the_card(loaded, card):
+    """%gpu_mem --who has it with the card's bytes, and nothing is held by nobody."""
+    loaded.run_cell("x = torch.ones(1 << 18)")
+    rows = [row for row in loaded.run_line_magic("gpu_mem", "--who").rows() if row["what"] == "process"]
+    assert [(row["this"], row["bytes"]) for row in rows] == [(True, 1 << 20)]
+    assert "held by nobody" not in repr(loaded.run_line_magic("gpu_mem", "--who"))
+
+
+def test_a_reserve_is_refused_in_a_note(loaded, card, capsys):
+    """--reserve on this card: the reason, no error of ours, and the cell's value."""
+    assert loaded.run_cell("%%cuda_guard --reserve 2MiB --report report\nx = torch.zeros(5)\n7").result == 7
+    assert loaded.user_ns["report"].notes[0].startswith("--reserve 2.00 MiB: the practice card for torch has no pool")
+    assert "an error of its own" not in capsys.readouterr().err
