@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["read_devices", "report"]
 
+_CUDNN = (
+    "cuDNN goes on from out of memory too, inside a convolution, with an algorithm that needs less: "
+    "--retry-at-call tells its errors from those of the cell's own code"
+)
+"""Where operations were not watched and the allocator counted errors that nobody raised."""
+
 
 def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     """The report of a cell that ended with `status`, and with `error` where it failed for lack of memory."""
@@ -24,12 +30,13 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     if run.ooms is not None:
         absorbed = run.calls.absorbed if run.calls is not None else 0
         handled = max(0, count_ooms(machine().allocator()) - run.ooms - run.seen - absorbed)
+    own = [_CUDNN] if handled and run.calls is None and not machine().label else []
     trial, step = run.trial, run.step
     fault = trial.fault
     common: dict[str, Any] = {
         "attempts": max(1, trial.attempts),
         "rungs": tuple(run.rungs),
-        "notes": (*run.notes, *(run.calls.said() if run.calls is not None else ())),
+        "notes": (*run.notes, *(run.calls.said() if run.calls is not None else ()), *own),
         "handled": handled,
         "calls": run.calls.rescues if run.calls is not None else (),
         "paged": paged,

@@ -100,12 +100,19 @@ def test_a_convolution_that_went_on_with_less_workspace_is_noted(loaded, card):
         loaded.run_cell("%%cuda_guard --report report --retry-at-call\nfor _ in range(2): conv(x).sum().backward()")
         watched = loaded.user_ns["report"]
         loaded.run_cell("%%cuda_guard --report report\nconv(x)")
+        unwatched = loaded.user_ns["report"]
+        object.__setattr__(card.machine, "label", "")  # as on a real card, where there is a cuDNN
+        loaded.run_cell("%%cuda_guard --report report\nconv(x)")
+        object.__setattr__(card.machine, "label", "PRACTICE")
+        real = loaded.user_ns["report"]
     assert (watched.status, watched.handled) == ("ok", 0)
     assert [note.partition(" and ")[0] for note in watched.notes] == [
         "aten.convolution: cuDNN found no room for the workspace that it wanted (2 times)",
         "aten.convolution_backward: cuDNN found no room for the workspace that it wanted (2 times)",
     ]
-    assert loaded.user_ns["report"].handled == 1  # unwatched nobody can tell whose it was
+    assert (unwatched.handled, unwatched.notes) == (1, ())  # unwatched nobody can tell whose it was
+    assert real.handled == 1
+    assert [note.partition(",")[0] for note in real.notes] == ["cuDNN goes on from out of memory too"]
     loaded.run_cell("%%cuda_guard --report report --retry-at-call\nconv(x)")
     assert loaded.user_ns["report"].notes == ()
 
