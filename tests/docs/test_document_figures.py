@@ -47,6 +47,15 @@ PLANNED = {
     "small blocks": "small",
     "holes smaller than .*": "tight",
 }
+
+
+def met(d):
+    """Of the convolutions, those that met errors and all of them, the fewest and the most; then with benchmark on."""
+    rows = d["guard_convolution"]["rows"]
+    plain, bench = ([r["errors"] for r in rows if r["benchmark"] is on] for on in (False, True))
+    return [sum(map(bool, plain)), len(plain), min(plain), max(plain), sum(map(bool, bench)), len(bench)]
+
+
 N = r"(\d[\d.]*(?: to \d[\d.]*)?)"
 GUARD, RESCUES = "docs/guard.md", "docs/rescues.md"
 CURVE = {"the newest 0.25 GiB, as at first": "as it starts"} | {
@@ -100,6 +109,9 @@ CLAIMS = [
     (RESCUES, rf"{N} moments in guarded cells .* {N} of which interrupted", "interrupts", moments),
     (RESCUES, rf"compact, activations and page {N} each, spill and the retry at the call {N} each",
         "interrupts", lambda d: [moments(d, "compact")[0], moments(d, "spill")[0]]),
+    (GUARD, rf"{N} of {N} convolutions with half .* met {N} to {N} of them .* {N} of {N} did", "convolution", met),
+    (GUARD, rf"A convolution takes {N} us more", "convolution",
+        lambda d: [2e6 * d["guard_convolution"]["seconds of one count"]]),
     ("README.md", rf"64 engines of 8 devices cost the notebook's kernel about {N} ms of CPU time and the page {N} kB",
         "cluster", lambda d: next([t["kernel_ms"], t["page_kB"]] for t in d["a tick"] if t["engines"] == 64)),
 ]  # fmt: skip
