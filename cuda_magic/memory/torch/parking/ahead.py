@@ -27,13 +27,19 @@ class Room:
 
     def __init__(self, figures: Any, spare: int) -> None:
         self._figures = figures
-        self.limit: int = figures.limit()
-        self.spare = min(spare, self.limit // 16)
+        self._least = spare
         self.free = 0
+        self.anew()
+
+    def anew(self) -> None:
+        """Forget what was asked for: another statement begins."""
+        self.refresh()
+        self.spare = min(self._least, self.limit // 16)
+        self._asked = -1, 0
 
     def refresh(self) -> None:
         """Read anew what this process may take."""
-        self.limit = self._figures.limit()
+        self.limit: int = self._figures.limit()
 
     def left(self) -> int:
         """What live tensors may still take, asked for now."""
@@ -45,14 +51,18 @@ class Room:
         free = self.free if self.free - self.spare >= nbytes else self.left()
         return int(free - self.spare)
 
-    def asked(self, nbytes: int) -> None:
-        """An op found no room: from now on twice that stays free up to a sixteenth of all, once up to a quarter.
+    def asked(self, nbytes: int, moment: int) -> None:
+        """An op found no room. Where it is not the first one, as much as both asked for stays free from now on.
 
-        Where so much was free it lies in pieces, and stays free beside.
+        Twice that up to a sixteenth of all, once up to a quarter. Where so much was free and of no use, it lies in
+        pieces, and stays free beside.
         """
-        free = self.left()
-        whole = nbytes if free < nbytes else free + nbytes
-        self.spare = max(self.spare, min(2 * nbytes, self.limit // 16), min(whole, self.limit // 4))
+        if moment == self._asked[0]:
+            return  # the same op again
+        again = min(nbytes, self._asked[1])
+        self._asked = moment, nbytes
+        whole = again + self.left() if again and self.left() >= nbytes else again
+        self.spare = max(self.spare, min(2 * again, self.limit // 16), min(whole, self.limit // 4))
 
     def in_pieces(self) -> None:
         """What is free now was of no use."""
@@ -68,12 +78,12 @@ class Ahead:
         Of the uses.
     bearer
         The entry that bears a name.
-    window
-        Bytes that may be here and not used yet.
     """
 
-    def __init__(self, order: Order, bearer: Callable[[int | None], Entry | None], window: int) -> None:
-        self._order, self._bearer, self.window = order, bearer, window
+    def __init__(self, order: Order, bearer: Callable[[int | None], Entry | None]) -> None:
+        self._order, self._bearer = order, bearer
+        self.window = 0
+        """Bytes that may be here and not used yet."""
         self._early: dict[int, int] = {}
         """Bytes of what was brought back ahead and not named yet, by key."""
         self._looked = 0

@@ -112,7 +112,7 @@ class Control:
         with self.session.watched() as watcher:
             before, watcher.retry = watcher.retry, Retry(self.torch, rescue, self._errors)
             if watcher.pager is not None:
-                watcher.pager.refresh()
+                watcher.pager.anew()
             try:
                 yield
             finally:

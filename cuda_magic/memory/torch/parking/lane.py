@@ -7,7 +7,7 @@ back; `back` gives it new memory. They leave the contents valid in one place if 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 __all__ = ["CudaLane", "Lane", "PlainLane", "quiet", "sides", "tight"]
@@ -31,13 +31,46 @@ def sides(torch: Any, index: int, lent: int = 0) -> tuple[Any, Any] | None:
     return torch.cuda.Stream(index), torch.cuda.Stream(index)
 
 
-def quiet(torch: Any) -> AbstractContextManager[Any]:
-    """Our own copies are seen by no mode of the user's and by no autograd."""
-    stack = ExitStack()
-    stack.enter_context(torch.no_grad())
-    stack.enter_context(torch._C.DisableTorchFunctionSubclass())
-    stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
-    return stack
+class quiet:  # noqa: N801 - used as a word: with quiet(torch)
+    """Our own copies are seen by no mode of the user's and by no autograd. It is entered hundreds of times a second."""
+
+    __slots__ = ("_c", "_dispatch", "_function", "_grad")
+
+    def __init__(self, torch: Any) -> None:
+        self._c = torch._C
+
+    def __enter__(self) -> None:
+        c = self._c
+        self._grad = c.is_grad_enabled()
+        self._function = c.DisableTorchFunctionSubclass()
+        self._function.__enter__()
+        c._set_grad_enabled(False)
+        self._dispatch = c._DisableTorchDispatch()  # in force as long as it lives
+
+    def __exit__(self, *error: Any) -> None:
+        self._dispatch = None
+        self._c._set_grad_enabled(self._grad)
+        self._function.__exit__(None, None, None)
+
+
+class _On:
+    """The current stream of its device, inside. Done for each copy, so without what torch looks up each time."""
+
+    __slots__ = ("_before", "_c", "_stream")
+
+    def __init__(self, torch: Any, stream: Any) -> None:
+        self._c, self._stream = torch._C, stream
+
+    def __enter__(self) -> None:
+        stream = self._stream
+        self._before = self._c._cuda_getCurrentStream(stream.device_index)
+        self._set(stream.stream_id, stream.device_index, stream.device_type)
+
+    def __exit__(self, *error: Any) -> None:
+        self._set(*self._before)
+
+    def _set(self, stream: int, index: int, kind: int) -> None:
+        self._c._cuda_setStream(stream_id=stream, device_index=index, device_type=kind)
 
 
 def _bytes(torch: Any, storage: Any, nbytes: int) -> Any:
@@ -146,7 +179,7 @@ class CudaLane:
             leaving.wait_stream(main)
             for event in buffer.events:
                 leaving.wait_event(event)
-            with cuda.stream(buffer.home), cuda.stream(leaving):
+            with cuda.stream(buffer.home) if buffer.home else nullcontext(), _On(self.torch, leaving):
                 buffer.data.copy_(_bytes(self.torch, storage, nbytes), non_blocking=True)
             done = leaving.record_event()
             if self.several or self._sides is None:
@@ -169,13 +202,13 @@ class CudaLane:
                 self.several = True
             if self.several:
                 cuda.synchronize(self.index)
-            with cuda.stream(home):
+            with _On(self.torch, home):
                 storage.resize_(nbytes)  # raises where there is no room, and changes nothing
             try:
                 coming.wait_stream(home)
                 if left is not None:
                     coming.wait_event(left)
-                with cuda.stream(buffer.home), cuda.stream(coming):
+                with cuda.stream(buffer.home) if buffer.home else nullcontext(), _On(self.torch, coming):
                     _bytes(self.torch, storage, nbytes).copy_(buffer.data, non_blocking=True)
                 done = coming.record_event()
                 if self.several or self._sides is None:

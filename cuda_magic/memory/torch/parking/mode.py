@@ -81,7 +81,7 @@ class Watcher:
             raise
         finally:
             pager.end(held)
-        pager.done(result, held)
+        pager.done(func, result, held)
         return result
 
     def _op(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

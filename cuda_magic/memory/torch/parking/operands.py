@@ -23,34 +23,37 @@ UNTOLD = {
 """Ops whose schema says that they change nothing, and what they change (native_functions.yaml and their kernels)."""
 
 
-def _tensors(value: Any, tensor: type, depth: int = 8) -> Iterator[Any]:
+_ATOMS = frozenset({int, float, bool, str, complex, type(None)})
+
+
+def storages(torch: Any, values: Any) -> list[Any]:
+    """The storage of each tensor in `values`, lists and dicts looked into; one may come twice."""
+    found: list[Any] = []
+    _collect(torch, values, found, 8)
+    return found
+
+
+def _collect(torch: Any, value: Any, found: list[Any], depth: int) -> None:
     kind = type(value)
-    if issubclass(kind, tensor):
+    if kind in _ATOMS:
+        return
+    if issubclass(kind, torch.Tensor):
         if hasattr(kind, "__tensor_flatten__"):  # a wrapper around other tensors
             for name in value.__tensor_flatten__()[0]:
-                yield from _tensors(getattr(value, name), tensor, depth - 1)
+                _collect(torch, getattr(value, name), found, depth - 1)
+        elif value.layout is torch.strided:
+            try:
+                found.append(torch._C.TensorBase.untyped_storage(value))
+            except (RuntimeError, NotImplementedError):
+                return  # without storage: a subclass, or functorch's wrapper
         else:
-            yield value
+            found += _sparse(torch, value)
     elif depth and issubclass(kind, (list, tuple)):
         for part in value:
-            yield from _tensors(part, tensor, depth - 1)
+            _collect(torch, part, found, depth - 1)
     elif depth and issubclass(kind, dict):
         for part in value.values():
-            yield from _tensors(part, tensor, depth - 1)
-
-
-def storages(torch: Any, values: Any) -> Iterator[Any]:
-    """The storage of each tensor in `values`, lists and dicts looked into; one may come twice."""
-    read = torch._C.TensorBase.untyped_storage
-    strided = torch.strided
-    for tensor in _tensors(values, torch.Tensor):
-        if tensor.layout is strided:
-            try:
-                yield read(tensor)
-            except (RuntimeError, NotImplementedError):
-                continue  # without storage: a subclass, or functorch's wrapper
-        else:
-            yield from _sparse(torch, tensor)
+            _collect(torch, part, found, depth - 1)
 
 
 def _sparse(torch: Any, tensor: Any) -> Iterator[Any]:

@@ -83,9 +83,10 @@ class Pager:
         self.least, self.stop = least, stop
         self.reader, self.order = Reader(self.torch), Order()
         self.space = Room(figures, spare)
-        self._ahead = Ahead(self.order, self._bearer, max(self.limit // 16, 2 * least))
-        self.reserve = max(self.limit // 32, 2 * least)
+        self._ahead = Ahead(self.order, self._bearer)
+        self.reserve = 0
         """Bytes that are copied out in advance, once something leaves."""
+        self.anew()
         self.refused = ""
         """Why nothing leaves any more."""
         self.out_before, self.in_before = store.out_bytes, store.in_bytes
@@ -176,10 +177,7 @@ class Pager:
                 self.end(found)
                 raise
             for entry in found:
-                entry.used = self.order.now
                 self._ahead.named(entry)
-                if not self.reader.views(func):  # it reads no memory: the op that does follows
-                    self.order.used(entry.name)
             return found
 
     def end(self, held: list[Entry]) -> None:
@@ -193,10 +191,15 @@ class Pager:
         self.space.left()
         self._wanted[threading.get_ident()] = frozenset(entry.key for entry in held)
 
-    def done(self, result: Any, held: list[Entry]) -> None:
+    def done(self, func: Any, result: Any, held: list[Entry]) -> None:
         """The op has succeeded: its results may leave later, and what comes next is brought back."""
         self._wanted.pop(threading.get_ident(), None)
         with self.store.lock:
+            views = self.reader.views(func)
+            for entry in held:
+                entry.used = self.order.now
+                if not views:  # which read no memory: the op that does follows
+                    self.order.used(entry.name)
             for storage in storages(self.torch, (result,)):
                 self._entry(storage, made=True)
             if self.evictions or self.store.away:
@@ -223,6 +226,12 @@ class Pager:
     def refresh(self) -> None:
         """Read anew what this process may take."""
         self.space.refresh()
+
+    def anew(self) -> None:
+        """Another statement begins."""
+        self.space.anew()
+        self._ahead.window = max(self.limit // 16, 2 * self.least)
+        self.reserve = max(self.limit // 32, 2 * self.least)
 
     def room(self) -> int:
         """Bytes that live tensors may still take."""
@@ -294,7 +303,7 @@ class Pager:
     # -- out
     def leave(self, nbytes: int) -> int:
         """An op asks for so much and finds no room: send storages away until it is free; how many bytes were."""
-        self.space.asked(nbytes)
+        self.space.asked(nbytes, self.order.now)
         with self.store.lock:
             return self._leave(nbytes)
 

@@ -14,8 +14,8 @@ from .parked import Entry, Store
 
 __all__ = ["Victims"]
 
-FRESH = 32
-"""Uses after which a judgement is made anew."""
+FRESH, PER = 8, 16
+"""Uses after which a judgement is made anew: so many at least, and one for each so many storages."""
 UNKNOWN = 4
 """One of which nothing is known is taken to be used again after a quarter of the time that it was not."""
 SETTLED = 32
@@ -31,7 +31,7 @@ class Victims:
         """(moment of its last use, entry): may leave for nothing, or soon."""
         self._next: list[tuple[int, int, Entry]] = []
         """(distance, key, entry), the farthest last."""
-        self._judged = -FRESH
+        self._judged = self._until = 0
 
     @property
     def ready(self) -> int:
@@ -72,7 +72,7 @@ class Victims:
         """One after the other, each once in a judgement."""
         judged = False
         while True:
-            if not judged and (not self._next or self._order.now - self._judged >= FRESH):
+            if not judged and (not self._next or self._order.now >= self._until):
                 self._judge(held)
                 judged = True
             if not self._next:
@@ -88,6 +88,7 @@ class Victims:
     def _judge(self, held: Collection[int]) -> None:
         self._store.sweep()
         now = self._judged = self._order.now
+        self._until = now + max(FRESH, len(self._store.followed) // PER)
         ready = {entry.key for used, entry in self._ready if self._still(used, entry)}
         found = []
         for entry in self._store.followed.values():
