@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -14,9 +15,11 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from parking_doubles import Card, CardMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from cuda_magic.memory.torch.parking.ahead import Room  # noqa: E402
 from cuda_magic.memory.torch.parking.arena import Arena  # noqa: E402
-from cuda_magic.memory.torch.parking.lane import PlainLane  # noqa: E402
+from cuda_magic.memory.torch.parking.lane import PlainLane, quiet  # noqa: E402
 from cuda_magic.memory.torch.parking.order import Order  # noqa: E402
 from cuda_magic.memory.torch.parking.parked import Store  # noqa: E402
 from cuda_magic.memory.torch.parking.session import Session  # noqa: E402
@@ -408,3 +411,44 @@ def test_a_copy_made_in_advance_is_waited_for_before_a_change_and_before_leaving
         assert not entries[2].clean
     assert [float(w[0]) for w in weights] == [1.0, 1.0, 2.0]
     assert not session.on
+
+
+def test_what_recurs_stays_free_and_what_was_asked_for_once_does_not():
+    """As much as the last two asked for, beside what is free in pieces; a quarter at most; forgotten by the next."""
+    live = torch.empty(1580, dtype=torch.uint8)
+    card = Card(1600).take_over(live)
+    room = Room(card, 50)
+    room.asked(300, moment=1)
+    room.asked(600, moment=1)  # the same op, which still found no room
+    assert room.spare == 50
+    room.asked(40, moment=2)
+    assert room.spare == 80
+    del live
+    room.asked(40, moment=3)  # all of the card is free, and 40 bytes found no room
+    assert room.spare == 400
+    room.anew()
+    assert room.spare == 50
+    room.asked(300, moment=4)
+    assert room.spare == 50
+
+
+def test_our_own_copies_are_seen_by_no_mode():
+    """Modes and gradients are off inside and as they were afterwards, behind an error too."""
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    weight = torch.ones(3, requires_grad=True)
+    with Seen():
+        with contextlib.suppress(ValueError), quiet(torch):
+            assert not (weight * 2).requires_grad
+            raise ValueError
+        assert seen == []
+        assert (weight * 2).requires_grad
+        assert seen
+        with torch.no_grad(), quiet(torch), quiet(torch):
+            pass
+        assert torch.is_grad_enabled()
