@@ -452,3 +452,29 @@ def test_our_own_copies_are_seen_by_no_mode():
         with torch.no_grad(), quiet(torch), quiet(torch):
             pass
         assert torch.is_grad_enabled()
+
+
+def test_what_the_statement_never_names_leaves_first_and_stays_away():
+    """As the rung spill would have it: with the idle tensors away the loop moves nothing more."""
+    idle = [torch.full((KIB,), -1.0) for _ in range(4)]
+    weights = [torch.full((KIB,), float(i)) for i in range(5)]
+    card = Card(9 * 4 * KIB)  # room for all of them, and for nothing else
+    session = card.session()
+    pager = card.paged(session)
+    card.take_over(idle, weights)
+    pager.follow(storage_of(t) for t in (*weights, *idle))
+    with CardMode(card), session.watched():
+        for _ in range(2):
+            for w in weights:
+                w.mul_(1.0)
+                assert float((w + 1)[0]) == float(w[0]) + 1
+        moved = session.store.in_bytes, session.store.out_bytes
+        for w in weights * 3:
+            assert float((w + 1)[0]) == float(w[0]) + 1
+        assert (session.store.in_bytes, session.store.out_bytes) == moved
+        assert session.store.in_bytes <= 4 * KIB * len(weights)  # nothing was known at first
+        assert all(storage_of(w).nbytes() for w in weights)
+        assert any(not storage_of(t).nbytes() for t in idle)
+        card.cap *= 10
+    assert not session.on
+    assert all(bool((t == -1).all()) for t in idle)
