@@ -472,7 +472,7 @@ def test_what_an_interrupt_leaves_parked_comes_back_where_there_is_room(kernel):
             kernel.ok("del hold")
             assert kernel.guard("pass")["raised"] is None
         elif back == "free":
-            kernel.ok("hold = None; %gpu_mem --free")
+            kernel.ok("hold = None\n%gpu_mem --free")
         elif back == "line":
             kernel.ok("hold = None\n%cuda_guard")
         else:
