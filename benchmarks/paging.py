@@ -290,7 +290,7 @@ def train(layers: int, width: int, steps: int = 6) -> dict[str, Any]:
         for number in range(steps, steps + 2):
             got.append(step(net, opt, number, width, phase))
         told["phases, a step"] = {
-            name: {k: v / 2 for k, v in phases[name].items()} | {"python ms, calls": clock.told(name, 2)}
+            name: {k: v / 2 for k, v in phases[name].items()} | {"python, ms and calls": clock.told(name, 2)}
             for name in PHASES
         }
         try:
@@ -311,10 +311,11 @@ CELLS = (
     ("plain", None, ""),
     ("activations", 4.0, "--only activations"),
     ("page at the call", 4.0, "--retry-at-call"),
-    ("page at the call of a repeat", 4.0, "--without activations"),
+    ("the ladder without page", 4.0, "--without page"),
     ("as it comes", 4.0, ""),
     ("activations", 2.5, "--only activations"),
     ("page at the call", 2.5, "--retry-at-call"),
+    ("the ladder without page", 2.5, "--without page"),
     ("as it comes", 2.5, ""),
 )
 

@@ -343,16 +343,21 @@ class Pager:
     def _save_next(self, held: Collection[int]) -> None:
         """Copy out in advance who leaves next."""
         missing = self.reserve - self._victims.ready
+        unchanged: list[Entry] = []
         for entry in self._victims.farthest(held, NEAR) if missing > 0 else ():
             storage = self._storage(entry)
             if storage is None:
                 continue
-            try:
-                with held_interrupts(), quiet(self.torch):
-                    self.store.save(entry, storage)
-            except (CudaMagicError, RuntimeError, MemoryError):  # who must leave will say so
-                return
-            self._victims.prepared(entry)
+            if entry.clean:
+                unchanged.append(entry)
+            else:
+                try:
+                    with held_interrupts(), quiet(self.torch):
+                        self.store.save(entry, storage)
+                except (CudaMagicError, RuntimeError, MemoryError):  # who must leave will say so
+                    break
+                self._victims.prepared(entry)
             missing -= entry.nbytes
             if missing <= 0:
-                return
+                break
+        self._victims.again(unchanged)

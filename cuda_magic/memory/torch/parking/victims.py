@@ -7,7 +7,7 @@ advance leave first: nobody waits for them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from .order import Order
 from .parked import Entry, Store
@@ -46,8 +46,12 @@ class Victims:
         return not (entry.away or entry.busy or entry.pinned or entry.key in held or entry.device != self._device)
 
     def prepared(self, entry: Entry) -> None:
-        """It was copied out in advance, or need not be."""
+        """It was copied out in advance."""
         self._ready.append((entry.used, entry))
+
+    def again(self, entries: Sequence[Entry]) -> None:
+        """These are still the farthest, in this order."""
+        self._next += [(0, entry.key, entry) for entry in reversed(entries)]
 
     def first(self, beyond: int, held: Collection[int]) -> Entry | None:
         """Who leaves now, not among the keys `held`. With `beyond`: only one that is used later than that."""
