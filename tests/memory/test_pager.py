@@ -18,7 +18,7 @@ from parking_doubles import Card, CardMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from cuda_magic.memory.torch.parking.ahead import Room  # noqa: E402
-from cuda_magic.memory.torch.parking.arena import Arena  # noqa: E402
+from cuda_magic.memory.torch.parking.arena import Arena, NoHostMemory  # noqa: E402
 from cuda_magic.memory.torch.parking.lane import PlainLane, quiet  # noqa: E402
 from cuda_magic.memory.torch.parking.order import Order  # noqa: E402
 from cuda_magic.memory.torch.parking.parked import Store  # noqa: E402
@@ -272,6 +272,31 @@ def test_a_full_host_ends_paging_and_loses_nothing():
         card.cap *= 10
     assert not session.on
     assert all(bool((w == i).all()) for i, w in enumerate(weights))
+
+
+def test_copies_of_what_is_back_make_room_on_the_host():
+    """Those that were changed first, all others after; what is away keeps its own, and a full host is still told."""
+    weights = [torch.full((1 << 18,), float(i)) for i in range(6)]  # 1 MiB each
+    card = Card(100 << 20).take_over(weights)
+    session = card.session(limit=4 << 20)
+    store, pager = session.store, card.paged(session)
+    pager.follow(storage_of(w) for w in weights)
+    entries = [store.followed[storage_of(w)._cdata] for w in weights]
+    with CardMode(card), session.watched():
+        store.park(storage_of(w) for w in weights[:4])  # the host is full
+        weights[0].sum()
+        weights[1].add_(1)
+        weights[2].sum()
+        store.park([storage_of(weights[4])])
+        assert [e.buffer is not None for e in entries] == [True, False, True, True, True, False]
+        store.park([storage_of(weights[5])])  # now unchanged copies too
+        assert [e.buffer is not None for e in entries] == [False, False, False, True, True, True]
+        store.park([storage_of(weights[0])])
+        with pytest.raises(NoHostMemory):
+            store.park([storage_of(weights[1])])
+        assert float(weights[1][0]) == 2
+    assert not session.on
+    assert [float(w[7]) for w in weights] == [0, 2, 2, 3, 4, 5]
 
 
 def test_the_order_of_an_iteration_predicts_the_next():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from ....errors import Refused
 from .lane import CudaLane, Lane, quiet
 
 __all__ = ["Entry", "Place", "Store", "held_interrupts", "store"]
@@ -199,7 +200,7 @@ class Store:
             return
         if entry.buffer is None:
             entry.place = place or self.elsewhere or self._place()
-            entry.buffer = entry.place.take(entry.nbytes)
+            entry.buffer = self._take(entry.place, entry.nbytes)
         lane = self.lane(entry.device)
         self.arrive(entry)
         try:
@@ -210,6 +211,19 @@ class Store:
             raise
         self.out_bytes += entry.nbytes
         entry.clean = entry.saving = True
+
+    def _take(self, place: Place, nbytes: int) -> Any:
+        """A buffer; where there is no room, copies of what is here make it: first those that no longer hold."""
+        while True:
+            try:
+                return place.take(nbytes)
+            except Refused:
+                kept = [e for e in self.followed.values() if e.buffer is not None]
+                useless = [e for e in kept if not e.clean] or [e for e in kept if not e.saving] or kept
+                if not useless:
+                    raise
+                for entry in useless:
+                    self._drop_copy(entry)
 
     def changes(self, entry: Entry) -> None:
         """What is enqueued from now on may write to the storage."""
