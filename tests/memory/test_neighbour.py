@@ -12,10 +12,11 @@ from cuda_magic.memory.torch.parking.neighbour import Neighbour, place
 
 GIB = 1 << 30
 QUIET = {
-    "no_grad": contextlib.nullcontext,
-    "_C": types.SimpleNamespace(DisableTorchFunctionSubclass=contextlib.nullcontext),
-    "utils": types.SimpleNamespace(
-        _python_dispatch=types.SimpleNamespace(_disable_current_modes=contextlib.nullcontext)
+    "_C": types.SimpleNamespace(
+        is_grad_enabled=lambda: True,
+        _set_grad_enabled=lambda on: None,
+        DisableTorchFunctionSubclass=contextlib.nullcontext,
+        _DisableTorchDispatch=object,
     ),
 }
 
