@@ -37,13 +37,21 @@ class _Kept:
         self._state: Any = None
         self._bytes: bytes | None = None
         self._extra: Any = None
+        self._address = 0
         self._known: bool | None = None
         """Whether a state was found in the bytes; None: not looked yet."""
+
+    def unchanged(self, generator: Any) -> Any:
+        """The last state of python's generator, where it is known to hold still; else None."""
+        if self._bytes is None or self._bytes != ctypes.string_at(self._address, len(self._bytes)):
+            return None
+        return self._state if generator.gauss_next == self._extra else None
 
     def state(self, address: int, size: int, extra: Any = None) -> Any:
         """The state now. `extra` is what belongs to it and lies elsewhere."""
         if self._known is False:
             return self.read()
+        self._address = address
         now = ctypes.string_at(address, size)
         if now == self._bytes and extra == self._extra:
             return self._state
@@ -66,6 +74,8 @@ def python_state(random: Any) -> Any:
     """``random.getstate()`` of the module `random`."""
     read = random.getstate
     generator: Any = getattr(read, "__self__", None)
+    if _python and _python[0].read is read and (known := _python[0].unchanged(generator)) is not None:
+        return known
     kind = type(generator)
     if kind is not getattr(random, "Random", None) or sys.implementation.name != "cpython":
         return read()

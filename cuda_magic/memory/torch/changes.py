@@ -63,7 +63,7 @@ class Group:
             self._mark_gradients(mine)
 
     def again(self) -> Group | None:
-        """The same tensors now; None where one of them has died. Leaves whose version is the same are leaves still."""
+        """The same tensors now; None where one of them has died."""
         mine = [ref() for ref in self.refs]
         if self.gone:
             return None
@@ -72,9 +72,9 @@ class Group:
         new.versions = list(map(_version, mine))
         if new.versions == self.versions:
             new.versions = self.versions
-        else:
+        if self.leaf:
             new.leaf = list(map(_is_leaf, mine))
-        new._mark_gradients(mine)
+            new._mark_gradients(mine)
         return new
 
     def _mark_gradients(self, mine: list[Any]) -> None:
@@ -125,6 +125,8 @@ class Mark:
     """
 
     __slots__ = ("free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "torch")
+    free: Group
+    """Tensors under names and in containers; `paths` are theirs."""
     owned: Group
     """Parameters and buffers, of `owners` in this order."""
     owners: list[_Owner]
@@ -133,8 +135,7 @@ class Mark:
 
     def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool) -> None:
         self.torch, self.paths = torch, found.paths
-        self.free = Group(found.tensors)
-        """Tensors under names and in containers; `paths` are theirs."""
+        self.free = _as_before(found.tensors, None if last is None else last.free) or Group(found.tensors)
         self.roots = [weakref.ref(owner) for _, owner in (*found.modules, *found.optimizers)]
         self.signs = [_sign(torch, optimizer) for _, optimizer in found.optimizers]
         if last is not None and (len(last.roots) != len(self.roots) or not all(map(is_, last.roots, self.roots))):
@@ -164,8 +165,12 @@ class Mark:
         for path, optimizer in found.optimizers:
             mine += tensors.of_groups(optimizer)
             self.owners.append((len(mine), "parameter", path, weakref.ref(optimizer)))
-        owned = last.owned.again() if last is not None and last.owned.ids == list(map(id, mine)) else None
-        self.owned = Group(mine) if owned is None else owned
+        self.owned = _as_before(mine, None if last is None else last.owned) or Group(mine)
+
+
+def _as_before(found: list[Any], last: Group | None) -> Group | None:
+    """The last group, read again, where it is of the same tensors."""
+    return last.again() if last is not None and last.ids == list(map(id, found)) else None
 
 
 _Owner = tuple[int, str, Path, Any]
