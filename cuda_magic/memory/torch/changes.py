@@ -153,7 +153,7 @@ class Mark:
         for path, optimizer in found.optimizers:
             state += tensors.of_state(optimizer)
             self.state_owners.append((len(state), "state", path, weakref.ref(optimizer)))
-        self.state = Group(state, grads=False)
+        self.state = _as_before(state, None if last is None else last.state) or Group(state, grads=False)
 
     def _walk(self, found: Found, last: Mark | None) -> None:
         self.owners = []
