@@ -46,16 +46,29 @@ train(inputs)
 """
 """80 parameters, and an Adam that has stepped."""
 
-CROWD = """
+CROWD = (
+    """
 import numpy
 generator = numpy.random.default_rng(0)
 def double(value):
     return 2 * value
-""" + "\n".join(
-    f"a{i} = numpy.zeros(10)\nl{i} = list(range(10))\nd{i} = dict.fromkeys('abcde', {i})\nn{i} = {i}\ns{i} = 'text {i}'"
-    for i in range(60)
+"""
+    + "\n".join(
+        f"a{i} = numpy.zeros(10)\nl{i} = list(range(10))\nd{i} = dict.fromkeys('abcde', {i})\n"
+        f"n{i} = {i}\ns{i} = 'text {i}'"
+        for i in range(60)
+    )
+    + "\n"
 )
 """300 names: arrays, lists, dicts, numbers and strings, and what draws random numbers."""
+
+THING = """
+class Thing:
+    def act(self, value):
+        return 2 * value
+thing = Thing()
+"""
+"""An object of the notebook's own class: it may lead to anything, so all names are marked."""
 
 LONG_LOOP = "for i in range(3):\n" + "\n".join(
     f"    a{i} = i * {i}\n    if a{i} > {i}:\n        a{i} -= 1" for i in range(20)
@@ -75,6 +88,7 @@ ROWS = {
     "300 names: one line": (CROWD, "x = 1"),
     "300 names: one call": (CROWD, "y = double(n1)"),
     "300 names: five calls": (CROWD, "\n".join(f"y{i} = double(n{i})" for i in range(5))),
+    "300 names: a method": (CROWD + THING, "y = thing.act(n1)"),
     "torch: one line": (TRAINING, "x = 1"),
     "torch: a training step": (TRAINING, "loss = train(inputs)"),
     "torch: five lines of one": (
