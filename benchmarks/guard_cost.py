@@ -173,7 +173,7 @@ def main(path: str | None = None, rounds: str = str(ROUNDS)) -> None:
             **releases,
             "rounds": int(rounds),
         }
-        Path(path).write_text(json.dumps({"about": about, "rows": figures}, indent=1) + "\n")
+        Path(path).write_text(json.dumps({"where": about, "rows": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

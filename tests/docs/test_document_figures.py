@@ -112,6 +112,9 @@ CLAIMS = [
     (GUARD, rf"{N} of {N} convolutions with half .* met {N} to {N} of them .* {N} of {N} did", "convolution", met),
     (GUARD, rf"A convolution takes {N} us more", "convolution",
         lambda d: [2e6 * d["guard_convolution"]["seconds of one count"]]),
+    *(("docs/cells.md", rf"\| {row} \| {N} \| {N} \| {N} \|", "guard_cost",
+        lambda d, row=row: [d["rows"][row][way] for way in ("plain_us", "time_us", "guarded_us")])
+        for row in json.loads((RESULTS / "guard_cost.json").read_text())["rows"]),
     ("README.md", rf"64 engines of 8 devices cost the notebook's kernel about {N} ms of CPU time and the page {N} kB",
         "cluster", lambda d: next([t["kernel_ms"], t["page_kB"]] for t in d["a tick"] if t["engines"] == 64)),
 ]  # fmt: skip
