@@ -130,6 +130,7 @@ def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[st
         say=run.say,
         readings=read_devices,
     )
+    run.let_collector()
     try:
         results, repeat = climb(situation, trial.attempts)
     except BaseException:

@@ -7,6 +7,7 @@ The path of a cell that succeeds is light: no collection, no CUDA call, and what
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -120,6 +121,8 @@ class GuardRun:
         """Errors of that count that reached the guard."""
         self.set_aside: SetAside | None = None
         self._waits = ""
+        self._collects = False
+        """Whether Python's collector is to be switched on again."""
         self._acts = True
         self._marker: Marker | None = None
         self._in_force = ExitStack()
@@ -222,14 +225,40 @@ class GuardRun:
 
     # -- after a failure
     def noticed(self, error: BaseException, step: Step) -> bool:
-        from .failed import noticed
+        self._hold_collector()
+        again = False
+        try:
+            from .failed import noticed
 
-        return noticed(self, error)
+            again = noticed(self, error)
+        finally:
+            if not again:
+                self.let_collector()
+        return again
 
     def recover(self, step: Step, namespace: dict[str, Any], lost: tuple[str, ...] = ()) -> bool:
         from .failed import recover
 
-        return recover(self, step, namespace, lost)
+        try:
+            return recover(self, step, namespace, lost)
+        finally:
+            self.let_collector()
+
+    def _hold_collector(self) -> None:
+        """No collection of Python's own from here until what is free has been read again.
+
+        What it gave back between the two readings would be taken for what the statement itself had made and needs
+        again: too much then seems to be needed.
+        """
+        if gc.isenabled():
+            gc.disable()
+            self._collects = True
+
+    def let_collector(self) -> None:
+        """Python may collect again, if it did before."""
+        if self._collects:
+            self._collects = False
+            gc.enable()
 
     def attempt_ended(self) -> None:
         """Rungs that were in force: surely off, even where an interrupt came into their exit, and what they did."""
@@ -262,6 +291,7 @@ class GuardRun:
 
     def left(self) -> None:
         """An interrupt may have come where nobody was told of it: what is in force ends now."""
+        self.let_collector()
         self._in_force.close()
         if not self._closed:
             self._close()

@@ -53,6 +53,14 @@ class Guard:
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self._new(self.options)
         run.roots = (function, *args, *kwargs.values())
+        try:
+            return self._attempts(run, function, args, kwargs)
+        finally:
+            run.let_collector()
+
+    def _attempts(
+        self, run: GuardRun, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         step = _whole()
         names: dict[str, Any] = getattr(function, "__globals__", {})
         given = {f"argument {i + 1}": a for i, a in enumerate(args)} | {f"argument {k}": v for k, v in kwargs.items()}
@@ -176,5 +184,12 @@ def guard(function: Any = None, **options: Any) -> Any:
             raise UserError(f"guard: reserve: {error}.") from None
     if options.get("park") is not None:
         options["park"] = other_card(str(options["park"]), "guard: park")
-    made = Guard(GuardOptions(**options))
+    chosen = GuardOptions(**options)
+    if chosen.retries < 0 or not chosen.wait >= 0:  # so that nan is refused too
+        raise UserError("guard: retries and wait are 0 or more.")
+    if chosen.grow and not chosen.shrink:
+        raise UserError("guard: grow needs shrink, whose variable goes down.")
+    if chosen.no_move and chosen.move_anyway:
+        raise UserError("guard: no_move and move_anyway contradict each other.")
+    made = Guard(chosen)
     return made if function is None else made(function)

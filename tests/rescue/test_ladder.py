@@ -375,3 +375,41 @@ def test_the_report_is_the_same_twice(practice):
     data = json.loads(json.dumps(practice.report.to_dict()))
     assert all("seconds" in rung for rung in data["rungs"])
     assert practice.report._repr_html_().startswith("<div")
+
+
+def test_what_python_collects_by_itself_is_not_taken_for_the_statements_own(practice, monkeypatch):
+    """A collection while the failure is looked at would free an earlier cycle: 2 GiB are needed, not 4."""
+    practice.plain("gpu.limit('3 GiB')\nheld = [gpu.empty('2 GiB')]\nheld.append(held)\ndel held")
+    from cuda_magic.rescue import failed
+
+    before, classify = gc.get_threshold(), failed.classify
+
+    def eager(error):
+        gc.set_threshold(1)  # each new object would start a collection
+        return classify(error)
+
+    monkeypatch.setattr(failed, "classify", eager)
+    try:
+        assert practice.guard("y = gpu.empty('2 GiB')") is None
+    finally:
+        gc.set_threshold(*before)
+    assert (practice.report.status, practice.report.attempts) == ("rescued", 2)
+
+
+def test_pythons_collector_is_left_as_it_was(practice):
+    """After a rescue, a failure, a refusal, an error that is none of memory; and off where the user has it off."""
+    practice.plain("gpu.limit('3 GiB')\nlosses = []")
+    for on in (True, False):
+        (gc.enable if on else gc.disable)()
+        try:
+            for code in (
+                "held = [gpu.empty('2 GiB')]\nheld.append(held)\ndel held\ny = gpu.empty('2 GiB')\ndel y",
+                "y = gpu.empty('4 GiB')",
+                "for i in (1, 2):\n  losses.append(i); y = gpu.empty('4 GiB')",
+                "1/0",
+                "y = 1",
+            ):
+                practice.guard(code)
+                assert gc.isenabled() is on, code
+        finally:
+            gc.enable()

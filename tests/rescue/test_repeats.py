@@ -358,3 +358,24 @@ def test_numbers_after_a_rescue_are_those_of_a_run_with_enough_memory(practice):
     rescued = run(True)
     assert practice.report.status == "rescued"
     assert rescued == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shrink": "bs=x"}, "guard: shrink bs=x: the smallest value is an integer of 1 or more, as in bs=8."),
+        ({"grow": "accum"}, "guard: grow needs shrink, whose variable goes down."),
+        ({"retries": -1}, "guard: retries and wait are 0 or more."),
+        ({"wait": float("nan")}, "guard: retries and wait are 0 or more."),
+        ({"no_move": True, "move_anyway": True}, "guard: no_move and move_anyway contradict each other."),
+        ({"park": "1"}, "guard: park takes another card such as cuda:1, not '1'."),
+        ({"only": ("colect",)}, "guard: no rung 'colect'. Did you mean 'collect'?"),
+    ],
+)
+def test_a_mistake_in_a_script_is_one_sentence(options, said):
+    """cuda_magic.guard(...): told when it is called, not when memory runs out."""
+    import cuda_magic
+
+    with pytest.raises(cuda_magic.UserError) as caught:
+        cuda_magic.guard(**options)
+    assert str(caught.value) == said
