@@ -379,7 +379,6 @@ def test_the_report_is_the_same_twice(practice):
 
 def test_what_python_collects_by_itself_is_not_taken_for_the_statements_own(practice, monkeypatch):
     """A collection while the failure is looked at would free an earlier cycle: 2 GiB are needed, not 4."""
-    practice.plain("gpu.limit('3 GiB')\nheld = [gpu.empty('2 GiB')]\nheld.append(held)\ndel held")
     from cuda_magic.rescue import failed
 
     before, classify = gc.get_threshold(), failed.classify
@@ -389,7 +388,9 @@ def test_what_python_collects_by_itself_is_not_taken_for_the_statements_own(prac
         return classify(error)
 
     monkeypatch.setattr(failed, "classify", eager)
+    gc.set_threshold(1_000_000)
     try:
+        practice.plain("gpu.limit('3 GiB')\nheld = [gpu.empty('2 GiB')]\nheld.append(held)\ndel held")
         assert practice.guard("y = gpu.empty('2 GiB')") is None
     finally:
         gc.set_threshold(*before)
