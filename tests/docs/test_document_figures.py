@@ -106,6 +106,9 @@ CLAIMS = [
     (GUARD, rf"blocks of 1.5 MiB took {N} and {N} s to plan \({N} and {N} s in all\)", "compaction",
         lambda d: on_the_card(d, "one_segment")),
     (GUARD, rf"small ones\n?\s*{N} and {N} s \({N} and {N} s\)", "compaction", lambda d: on_the_card(d, "small")),
+    ("README.md", rf"ran in {N} s at {N} GiB on an H200 \(plain {N} s at {N} GiB, .* {N} s\), bitwise", "activations",
+        lambda d: [d["activations_step"][k] for k in ("median_s", "peak_GiB", "plain_s", "plain_peak_GiB")]
+        + d["activations_step"]["save_on_cpu_s"][-1:]),
     (RESCUES, rf"{N} moments in guarded cells .* {N} of which interrupted", "interrupts", moments),
     (RESCUES, rf"compact, activations and page {N} each, spill and the retry at the call {N} each",
         "interrupts", lambda d: [moments(d, "compact")[0], moments(d, "spill")[0]]),
