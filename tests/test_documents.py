@@ -57,3 +57,13 @@ def test_rungs_in_readme_are_the_ladders():
     rows = re.findall(r"^\| ([a-z, ]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     named = {rung for row in rows for rung in row.split(", ")}
     assert set(RUNGS) <= named, set(RUNGS) - named
+
+
+def test_each_kind_of_error_is_on_the_page():
+    """docs/guard.md has a row for each kind, with its sentence and whether it is repeated."""
+    from cuda_magic.rescue.kinds import KINDS
+
+    done = {"ladder": "rescued", "ambiguous": "rescued where little is free", "never": "no"}
+    page = (ROOT / "docs" / "guard.md").read_text()
+    for kind in KINDS.values():
+        assert f"| {kind.id} | {kind.sentence} | {done[kind.repeat]} |" in page, kind.id
