@@ -56,6 +56,22 @@ def met(d):
     return [sum(map(bool, plain)), len(plain), min(plain), max(plain), sum(map(bool, bench)), len(bench)]
 
 
+def paged_training(d):
+    """Sizes, seconds and traffic of a paged step of AdamW."""
+    t = d["page_training"]
+    return [
+        *(t[k] for k in ("params+grads+state GiB", "cap GiB")),
+        *(f(t["paged s"]) for f in (min, max)),
+        *(t[k] for k in ("plain s", "first s", "in GiB a step", "out GiB a step", "in GB/s", "out GB/s")),
+        t["link GB/s"]["both"],
+    ]
+
+
+ORDER = {
+    r"this rung alone \(`--only activations`\)": "activations",
+    r"paged at the call \(`--retry-at-call`\)": "page at the call",
+    "the whole ladder": "as it comes",
+}
 N = r"(\d[\d.]*(?: to \d[\d.]*)?)"
 GUARD, RESCUES = "docs/guard.md", "docs/rescues.md"
 CURVE = {"the newest 0.25 GiB, as at first": "as it starts"} | {
@@ -82,6 +98,16 @@ CLAIMS = [
         lambda d: [d["op_cost_us"][k] for k in ("plain", "retry at the call", "paging")]),
     (GUARD, rf"list of {N} operations (?:.*\n)*?.*: {N} kinds of operations ran, .* in {N} samples", "retry_ops",
         lambda d: [d["cpu"][k] for k in ("seen", "operations that failed once", "samples")]),
+    (GUARD, rf"a forward pass, .* \| {N} GiB \| {N} GiB \| {N} a pass \(plain {N}\) \| {N} GiB came back a pass, "
+        rf"at {N} ", "page", lambda d: [d["page_inference"][k]
+            for k in ("model GiB", "cap GiB", "paged s", "plain s", "GiB in a pass", "GB/s")]),
+    (GUARD, rf"\| {N} GiB of parameters, .* \| {N} GiB \| {N} to {N} a step \(plain {N}\); the first {N}, .* \| {N} GiB"
+        rf" came back and {N} GiB left a step, {N} and {N} GB/s at once; the link allows {N} ", "page", paged_training),
+    (GUARD, rf"of {N} ms copies run for {N}, {N} in and\n{N} out", "paging",
+        lambda d: [d["paging_train"]["the card, ms"]["step"][k] for k in ("whole", "link", "in", "out")]),
+    *((GUARD, rf"\| {row} \| {N}, {N}, {N}, {N} \| {N}, {N}, {N}, {N} \|", "paging",
+        lambda d, name=name: [s for cap in ("4.0", "2.5") for s in d["paging_order"][f"{name}, {cap} GiB, 1"]["steps"]])
+        for row, name in ORDER.items()),
     (GUARD, rf"\| host, first time .* \| {N} GB/s \| {N} GB/s", "spill",
         lambda d: [d["spill_rates"]["first"][k] for k in ("out_GBps", "back_GBps")]),
     (GUARD, rf"\| host, again \| {N} GB/s \| {N} GB/s", "spill",
