@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..memory.torch import ranks
 from .boxes import HOLDS, LIGHT, PLAIN, TEXT, Boxes, box_of, reference
+from .depths import Depths
 from .marks import ITERATORS, Marks
 from .randomness import draws
 from .reach import reach
@@ -173,8 +174,14 @@ class Marker:
             marks.unknown = tuple(self._unknown)
         if self._draw:
             marks.draw = tuple([now[key] for key in self._draw])
+        known = {id(now[key]) for key in (*self._watched.values(), *self._fresh.values())}
+        depths = marks.depths = Depths(step.code, namespace, saved, known, allocator)
+        leads, depths.leads = depths.leads, {}
+        own = set(map(id, marks.draw))
+        marks.draw += tuple([value for value in depths.draw if id(value) not in own])
+        depths.draw = []
         if allocator is not None:
-            marks.tensors = self._watch(now, allocator)
+            marks.tensors = self._watch(now, allocator, leads)
             self._walk = _may_set_parts(step.node)
         return marks
 
@@ -193,7 +200,7 @@ class Marker:
             marks.boxes = {name: box_of(namespace[name]) for name in names}
         return marks
 
-    def _watch(self, now: Mapping[Any, Any], allocator: Allocator) -> Any:
+    def _watch(self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any]) -> Any:
         if self._allocator is not allocator:
             self._fresh |= self._watched | {name: name for name in self._others}
             self._watched, self._tensors, self._allocator = {}, None, allocator
@@ -205,6 +212,7 @@ class Marker:
         self._fresh.clear()
         boxes = self._boxes.marks
         lead = {label: now[key] for label, key in self._watched.items() if label not in boxes or not boxes[label].light}
+        lead.update(more)
         self._tensors = allocator.watch(lead, self._tensors, self._walk) if lead else None
         return self._tensors
 

@@ -19,6 +19,7 @@ from .boxes import Box, same
 if TYPE_CHECKING:
     from ..cells.rescuer import Step
     from ..memory.allocator import Allocator
+    from .depths import Depths
 
 __all__ = ["ITERATORS", "Marks", "may_act", "names_read"]
 
@@ -85,7 +86,8 @@ class Marks:
     """Marks of one attempt; the tables hold until the marker's next `take`."""
 
     __slots__ = (
-        *("boxes", "draw", "draws", "iterators", "light", "little", "others", "ranks", "step", "tensors", "unknown"),
+        *("boxes", "depths", "draw", "draws", "iterators", "light", "little", "others"),
+        *("ranks", "step", "tensors", "unknown"),
     )
 
     def __init__(
@@ -106,6 +108,8 @@ class Marks:
         self.little = False
         """The statement can come to nothing but what is marked here."""
         self.tensors: Any = None
+        self.depths: Depths | None = None
+        """What lies below the names that the statement reads."""
         self.ranks: tuple[tuple[str, int], ...] = ()
         """Collectives that each group of this rank had entered."""
 
@@ -125,6 +129,8 @@ class Marks:
             found += allocator.changed(self.tensors)
         kept = [n for n in self.boxes if n in namespace and n in self.others and same(self.others[n], namespace[n])]
         lists = [n for n in kept if not self.boxes[n].holds(namespace[n])]
+        if self.depths is not None:
+            lists += [n for n in self.depths.changed(namespace) if n not in lists]
         if lists:
             found.append(f"changed in place: {', '.join(lists)}")
         moved = [
@@ -135,6 +141,8 @@ class Marks:
         if self.unknown and self.step is not None:
             read = names_read(self.step.node)
             moved += [name for name in self.unknown if name in namespace and name in read]
+        if self.depths is not None:
+            moved += [name for name in dict.fromkeys(self.depths.unknown) if name not in moved]
         if moved:
             found.append(f"iterators may have moved on: {', '.join(moved)}")
         bound = self.bound

@@ -63,7 +63,8 @@ class Guard:
     ) -> Any:
         step = _whole()
         names: dict[str, Any] = getattr(function, "__globals__", {})
-        given = {f"argument {i + 1}": a for i, a in enumerate(args)} | {f"argument {k}": v for k, v in kwargs.items()}
+        given = {"the function": function, **{f"argument {i + 1}": a for i, a in enumerate(args)}}
+        given |= {f"argument {k}": v for k, v in kwargs.items()}
         first: Exception | None = None
         while True:
             run.before(step, {**names, **given})
