@@ -6,14 +6,24 @@ but light values: all else is known by a weak reference, an id, a length or a ch
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import weakref
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import is_
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    AsyncGeneratorType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import TYPE_CHECKING, Any
 
 from ..memory.parts import fields
@@ -40,8 +50,9 @@ _DICTS = frozenset(map(id, DICTS))
 _ROWS = frozenset(map(id, (list, tuple, set, frozenset, deque)))
 _FILES = ("io", "_io", "tempfile", "codecs", "ipykernel", "IPython")
 """Modules of files: docs/guard.md says that files are not seen."""
+_CACHED = type(functools.lru_cache(len))
 _DRAW = frozenset(("numpy", "torch", "random"))
-_FOLLOWED = ("torch.optim", "torch.utils.data", "torch.amp", "torch.cuda.amp")
+_FOLLOWED = ("collections", "queue", "torch.optim", "torch.utils.data", "torch.amp", "torch.cuda.amp")
 """Modules whose objects keep what a loop steps on in attributes: schedulers, samplers, scalers."""
 
 _module, _dict, _mro, _offset = (
@@ -88,6 +99,7 @@ class Depths:
                 self.roots.append((name, reference(value), *walk.tokens(name, value)))
         self.saved = tuple(name for name in saved if name in namespace)
         self.unknown = walk.unknown
+        self._codes = walk.codes if allocator is not None else []
         self.leads = dict(walk.leads)
         """What may lead to tensors, to be marked and dropped."""
         self.draw = [value for _, value in walk.draw]
@@ -107,6 +119,10 @@ class Depths:
                 found.append(name)
         return found
 
+    def past_the_counter(self) -> bool:
+        """Whether the code may change a tensor by ``.data``, which counts no change."""
+        return any(_sets_data(code) for code in self._codes)
+
 
 class _Walk:
     def __init__(
@@ -122,10 +138,13 @@ class _Walk:
         self.draw: list[tuple[str, Any]] = []
         self.left = NODES
         self._read: set[str] = set()
+        self.codes: list[CodeType] = []
 
     def read(self, code: CodeType) -> None:
         """The names in a piece of code join those that are followed."""
         names = list(_names_in(code))
+        if "data" in names:
+            self.codes.append(code)
         if any(name in GLOBALS or name in ATTRIBUTES for name in names):
             names += [name for name in list(self.namespace) if type(name) is str and name[:1] != "_"]
         for name in names:
@@ -161,7 +180,7 @@ class _Walk:
     def _parts(self, name: str, value: Any, kind: type, numbers: list[Any]) -> Iterable[Any]:
         if id(kind) in _DICTS or id(kind) in _ROWS:
             return _items(value, numbers)
-        if kind is bytearray:
+        if kind is bytearray or kind is array:
             numbers.append(zlib.crc32(value))
             return ()
         if kind is FunctionType:
@@ -172,6 +191,13 @@ class _Walk:
             return (value.func, value.args, value.keywords)
         if kind is staticmethod or kind is classmethod:
             return (value.__func__,)
+        if kind is functools.cached_property:
+            return (value.func,)
+        if kind is _CACHED:
+            return (value.__wrapped__,)
+        if kind is AsyncGeneratorType:
+            numbers.append(None if value.ag_frame is None else value.ag_frame.f_lasti)
+            return ()
         if kind is property:
             return (value.fget, value.fset, value.fdel)
         if issubclass(kind, type):
@@ -185,7 +211,7 @@ class _Walk:
             return (*vars(value), *vars(value).values())
         if library in _DRAW and draws(kind):
             self.draw.append((name, value))
-            return ()
+            return (getattr(value.bit_generator, "seed_seq", None),) if hasattr(kind, "bit_generator") else ()
         if library == "numpy":
             return _of_array(value, kind, numbers)
         if library == "pandas":
@@ -198,12 +224,15 @@ class _Walk:
                 self.unknown.append(name)
             return ()
         self._lead(name, value)
+        mine = fields(value)
+        if type(mine.get("_modules")) is dict and "training" in mine:
+            return _of_module(value, numbers)
         if home.startswith(_FOLLOWED):
-            mine = dict(fields(value))
             groups = mine.get("param_groups")
             if type(groups) is list and "state" in mine:  # an optimizer: the allocator marks its tensors
-                return [part for group in groups for key, part in dict(group).items() if key != "params"]
-            return mine.values()
+                hooks = [part for key, part in list(mine.items()) if "hooks" in key]
+                return [part for group in groups for key, part in dict(group).items() if key != "params"] + hooks
+            return list(mine.values())
         return ()
 
     def _lead(self, name: str, value: Any) -> None:
@@ -235,6 +264,8 @@ class _Walk:
     def _of_object(self, name: str, value: Any, kind: type, numbers: list[Any]) -> Iterable[Any]:
         parts: list[Any] = [kind]
         self._lead(name, value)
+        if type(fields(value).get("_modules")) is dict and "training" in fields(value):
+            parts += _of_module(value, numbers)
         for key, part in list(fields(value).items()):
             if key not in ("_parameters", "_buffers", "_modules"):
                 parts += (key, part)
@@ -270,6 +301,21 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(inner)
 
 
+def _sets_data(code: CodeType) -> bool:
+    before = ""
+    for step in dis.get_instructions(code):
+        name = str(step.argval)
+        if step.opname == "STORE_ATTR" and name == "data":
+            return True
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if before == "data" and name[-1:] == "_" and name[-2:] != "__":
+                return True
+            before = name
+        elif step.opname not in ("CACHE", "EXTENDED_ARG", "NOP"):
+            before = ""
+    return any(_sets_data(inner) for inner in code.co_consts if type(inner) is CodeType)
+
+
 def _items(value: Any, numbers: list[Any]) -> Iterable[Any]:
     size = len(value)
     numbers.append(size)
@@ -288,23 +334,50 @@ def _items(value: Any, numbers: list[Any]) -> Iterable[Any]:
 
 
 def _of_array(value: Any, kind: type, numbers: list[Any]) -> Iterable[Any]:
+    if kind.__name__ == "SeedSequence":
+        numbers.append(value.n_children_spawned)
+    elif hasattr(kind, "random_raw"):  # a bit generator
+        numbers.append(repr(value.state))
     numpy = sys.modules.get("numpy")
     if numpy is None or not issubclass(kind, numpy.ndarray):
         return ()
-    array = value.view(numpy.ndarray)
-    numbers += (array.shape, array.strides, str(array.dtype))
-    if array.dtype.hasobject:
-        return array.ravel().tolist() if array.size <= MOST and array.dtype == object else ()
-    if array.nbytes <= WHOLE:
-        numbers.append(zlib.crc32(array.tobytes()))
+    values = value.view(numpy.ndarray)
+    numbers += (values.shape, values.strides, str(values.dtype))
+    if values.dtype.hasobject:
+        return values.ravel().tolist() if values.size <= MOST and values.dtype == object else ()
+    if values.nbytes <= WHOLE:
+        numbers.append(zlib.crc32(values.tobytes()))
     else:
         flat = (
-            array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1) if array.flags.f_contiguous else None
+            values.reshape(-1)
+            if values.flags.c_contiguous
+            else values.T.reshape(-1)
+            if values.flags.f_contiguous
+            else None
         )
         if flat is not None:
             for part in (flat[:MOST], flat[:: max(1, flat.size // 4000)], flat[-MOST:]):
                 numbers.append(zlib.crc32(part.tobytes()))
     return ()
+
+
+def _of_module(module: Any, numbers: list[Any]) -> list[Any]:
+    """The notebook's own modules below one of torch's, and the hooks of all; the allocator marks their tensors."""
+    own: list[dict[str, Any]] = []
+    level, seen, notebook = [module], {id(module)}, []
+    while level:
+        mine = list(map(fields, level))
+        own += mine
+        below = [part for one in mine for part in list(one.get("_modules", {}).values()) if part is not None]
+        level = list({id(part): part for part in below if id(part) not in seen}.values())
+        seen.update(map(id, level))
+        notebook += [part for part in level if _module(type(part)) == "__main__"]
+    numbers.append(tuple([one.get("training") for one in own]))
+    hooks = [hooks for one in own for key in _HOOKS if (hooks := one.get(key))]
+    return notebook + hooks
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _of_frame(value: Any) -> Iterable[Any]:

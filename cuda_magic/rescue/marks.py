@@ -25,7 +25,10 @@ __all__ = ["ITERATORS", "Marks", "may_act", "names_read"]
 
 _ACTS: frozenset[type[ast.AST]] = frozenset(
     (ast.Call, ast.Await, ast.BinOp, ast.AugAssign, ast.For, ast.AsyncFor, ast.With, ast.AsyncWith, ast.Delete)
-) | {ast.Subscript, ast.comprehension, ast.Starred, ast.Compare, ast.While}
+) | {
+    *(ast.Subscript, ast.comprehension, ast.Starred, ast.Compare, ast.While, ast.If, ast.IfExp, ast.Assert, ast.BoolOp),
+    *(ast.Attribute, ast.FormattedValue, ast.Tuple, ast.List, ast.UnaryOp, ast.Match),
+}
 
 
 def may_act(node: ast.AST | None) -> bool:
@@ -131,6 +134,8 @@ class Marks:
         lists = [n for n in kept if not self.boxes[n].holds(namespace[n])]
         if self.depths is not None:
             lists += [n for n in self.depths.changed(namespace) if n not in lists]
+        if self.depths is not None and self.depths.past_the_counter():
+            found.append("tensors may have been changed by .data, which torch does not count")
         if lists:
             found.append(f"changed in place: {', '.join(lists)}")
         moved = [

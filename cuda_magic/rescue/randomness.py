@@ -25,7 +25,7 @@ def draws(kind: type) -> str:
         return "bit_generator" if hasattr(kind, "bit_generator") else "state" if hasattr(kind, "set_state") else ""
     if library == "torch":
         return "state" if kind.__name__ == "Generator" else ""
-    return "python" if library == "random" and hasattr(kind, "setstate") else ""
+    return "python" if library == "random" and hasattr(kind, "setstate") and kind.__name__ != "SystemRandom" else ""
 
 
 def _own(value: Any) -> tuple[str, Any]:

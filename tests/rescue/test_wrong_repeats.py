@@ -70,6 +70,13 @@ ADD = {
     "attribute of a function": ("def f():\n    f.n += 1\nf.n = 0", "f()", "f"),
     "bound method": (COUNT + "f = C().go", "f()", "f"),
     "partial": ("import functools\ndef g(c): c.append(1)\nf = functools.partial(g, [])", "f()", "f"),
+    "array of numbers": ("import array\na = array.array('i', [1])", "a[0] += 1", "a"),
+    "queue": ("import queue\nq = queue.Queue()", "q.put(1)", "q"),
+    "ChainMap": ("import collections\nc = collections.ChainMap({})", "c['a'] = 1", "c"),
+    "cached function": ("import functools\nd = [[1]]\n@functools.lru_cache\ndef f(): d[0].append(1)", "f()", "d"),
+    "string that is run": ("d = [[1]]", "exec('d[0].append(1)')", "d"),
+    "magic": ("d = [[1]]\ndef get_ipython(): d[0].append(1)", "get_ipython()", "d"),
+    "property": ("d = [[1]]\nclass P:\n    @property\n    def go(s): d[0].append(1)\np = P()", "p.go", "d"),
     "zip read by a function": ("z = zip(range(9))\ndef f(): return next(z)", "f()", "z"),
     "generator in a list": ("z = [(i for i in range(9))]", "next(z[0])", "z"),
     "iterator of an object": (THING + "o = Thing(); o.i = iter([1, 2])", "next(o.i)", "o"),
@@ -78,6 +85,8 @@ NUMPY = {
     "array": ("a = numpy.zeros(3)", "a[0] += 1", "a"),
     "array by a function": ("a = numpy.zeros(3)\ndef f(): a[0] += 1", "f()", "a"),
     "array in a dict": ("a = {'x': numpy.zeros(3)}", "a['x'] += 1", "a"),
+    "numbers spawned": ("a = numpy.random.default_rng(1)", "a.spawn(1)", "a"),
+    "bit generator": ("a = numpy.random.PCG64(1)", "a.random_raw()", "a"),
     "array of objects": ("a = numpy.array([1, None], dtype=object)", "a[1] = 5", "a"),
     "shuffled large array": ("a = numpy.arange(300_000)", "numpy.random.shuffle(a)", "a"),
     "large array in another order": ("a = numpy.zeros((600, 600), order='F')", "a += 1", "a"),
@@ -149,6 +158,21 @@ TORCH = {
         "s.step()",
         "s",
     ),
+    "counter of a module in a module": (
+        "class N(torch.nn.Module):\n    n = 0\n    def forward(s, x):\n        s.n += 1\n        return x\n"
+        "m = torch.nn.Sequential(N())",
+        "m(1)",
+        "m",
+    ),
+    "module without parameters": ("m = torch.nn.Sequential()\ndef f(): m.append(torch.nn.Tanh())", "f()", "m"),
+    "mode of a module": ("m = torch.nn.Sequential()\ndef f(): m.train(not m.training)", "f()", "m"),
+    "hook of a module": (
+        "d = [[1]]; m = torch.nn.Identity(); h = m.register_forward_hook(lambda *a: d[0].append(1))",
+        "m(1)",
+        "d",
+    ),
+    "past the counter": ("m = torch.nn.Linear(2, 1)\ndef f(): m.weight.data.mul_(2)", "f()", ".data"),
+    "data set": ("m = torch.nn.Linear(2, 1)\ndef f(): m.weight.data = m.weight.data * 2", "f()", ".data"),
     "loader that a function reads": (
         "i = iter(torch.utils.data.DataLoader(list(range(8))))\ndef f(): return next(i)",
         "f()",
@@ -221,3 +245,17 @@ def test_what_a_guarded_function_changes_is_seen(fails, monkeypatch):
     assert (state, table) == ({"a": {"n": 2}}, {"a": {"n": 2}})
     again.n = 0
     assert cuda_magic.guard(reads)(table) == 4
+
+
+def test_an_attribute_is_no_constant(fails):
+    """A property alone on a line may do anything."""
+    fails.plain("d = [[1]]\nclass P:\n    @property\n    def go(s):\n        d[0].append(1)\n        oom()\np = P()")
+    assert type(fails.guard("p.go")) is RuntimeError
+    assert fails.names["d"] == [[1, 1]]
+
+
+def test_a_generator_of_the_system_has_no_state(fails, capsys):
+    """random.SystemRandom cannot be put back and is not asked for its state."""
+    fails.plain("import random\nr = random.SystemRandom()")
+    assert fails.guard("x = (r.random() > 2, oom())") is None
+    assert capsys.readouterr().err == ""
