@@ -52,8 +52,8 @@ _FILES = ("io", "_io", "tempfile", "codecs", "ipykernel", "IPython")
 """Modules of files: docs/guard.md says that files are not seen."""
 _CACHED = type(functools.lru_cache(len))
 _DRAW = frozenset(("numpy", "torch", "random"))
-_FOLLOWED = ("collections", "queue", "torch.optim", "torch.utils.data", "torch.amp", "torch.cuda.amp")
-"""Modules whose objects keep what a loop steps on in attributes: schedulers, samplers, scalers."""
+_FOLLOWED = ("collections", "queue", "torch.optim", "torch.utils.data")
+"""Modules whose objects keep what a loop steps on in attributes: schedulers, samplers, queues."""
 
 _module, _dict, _mro, _offset = (
     vars(type)[name].__get__ for name in ("__module__", "__dict__", "__mro__", "__dictoffset__")

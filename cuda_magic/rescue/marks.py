@@ -137,7 +137,7 @@ class Marks:
         if self.depths is not None and self.depths.past_the_counter():
             found.append("tensors may have been changed by .data, which torch does not count")
         if lists:
-            found.append(f"changed in place: {', '.join(lists)}")
+            found.append(f"changed in place: {', '.join(sorted(lists))}")
         moved = [
             name
             for name, (where, kind) in self.iterators.items()
