@@ -14,7 +14,8 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_, itemgetter, methodcaller
 from types import (
     AsyncGeneratorType,
     CodeType,
@@ -364,20 +365,26 @@ def _of_array(value: Any, kind: type, numbers: list[Any]) -> Iterable[Any]:
 def _of_module(module: Any, numbers: list[Any]) -> list[Any]:
     """The notebook's own modules below one of torch's, and the hooks of all; the allocator marks their tensors."""
     own: list[dict[str, Any]] = []
-    level, seen, notebook = [module], {id(module)}, []
-    while level:
-        mine = list(map(fields, level))
+    level, seen, notebook = [module], {id(None), id(module)}, []
+    while level:  # no step of Python's for each module
+        mine = list(map(_own, level))
         own += mine
-        below = [part for one in mine for part in list(one.get("_modules", {}).values()) if part is not None]
-        level = list({id(part): part for part in below if id(part) not in seen}.values())
-        seen.update(map(id, level))
-        notebook += [part for part in level if _module(type(part)) == "__main__"]
-    numbers.append(tuple([one.get("training") for one in own]))
-    hooks = [hooks for one in own for key in _HOOKS if (hooks := one.get(key))]
-    return notebook + hooks
+        below = {id(one): one for one in chain.from_iterable(map(_below, map(_modules, mine))) if id(one) not in seen}
+        seen.update(below)
+        level = list(below.values())
+        kinds = {id(kind): kind for kind in map(type, level)}
+        if "__main__" in map(_module, kinds.values()):
+            notebook += [part for part in level if _module(type(part)) == "__main__"]
+    numbers.append(list(map(_training, own)))
+    return notebook + [hooks for get in _HOOKS for hooks in map(get, own) if hooks]
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_own, _modules, _training = attrgetter("__dict__"), itemgetter("_modules"), methodcaller("get", "training")
+_below = methodcaller("values")
+_HOOKS = [
+    methodcaller("get", name)
+    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+]
 
 
 def _of_frame(value: Any) -> Iterable[Any]:
