@@ -369,14 +369,17 @@ def _of_module(module: Any, numbers: list[Any]) -> list[Any]:
     while level:  # no step of Python's for each module
         mine = list(map(_own, level))
         own += mine
-        below = {id(one): one for one in chain.from_iterable(map(_below, map(_modules, mine))) if id(one) not in seen}
+        parts = list(chain.from_iterable(map(_below, map(_modules, mine))))
+        below = dict(zip(map(id, parts), parts, strict=True))
+        for known in seen.intersection(below):
+            del below[known]
         seen.update(below)
         level = list(below.values())
         kinds = {id(kind): kind for kind in map(type, level)}
         if "__main__" in map(_module, kinds.values()):
             notebook += [part for part in level if _module(type(part)) == "__main__"]
     numbers.append(list(map(_training, own)))
-    return notebook + [hooks for get in _HOOKS for hooks in map(get, own) if hooks]
+    return notebook + list(filter(None, chain.from_iterable([map(get, own) for get in _HOOKS])))
 
 
 _own, _modules, _training = attrgetter("__dict__"), itemgetter("_modules"), methodcaller("get", "training")
