@@ -98,6 +98,8 @@ class Depths:
             value = namespace.get(name)
             if name not in saved and id(type(value)) not in _LIGHT and type(value) is not ModuleType:
                 self.roots.append((name, reference(value), *walk.tokens(name, value)))
+        self.private = {name: namespace[name] for name in walk.names if _private(name, namespace[name])}
+        """Light values of names with an underscore, which are marked nowhere else."""
         self.saved = tuple(name for name in saved if name in namespace)
         self.unknown = walk.unknown
         self._codes = walk.codes if allocator is not None else []
@@ -120,9 +122,17 @@ class Depths:
                 found.append(name)
         return found
 
+    def rebound(self, namespace: Mapping[str, Any]) -> list[str]:
+        """Names with an underscore that stand for another light value now."""
+        return [name for name, value in self.private.items() if namespace.get(name, self) is not value]
+
     def past_the_counter(self) -> bool:
         """Whether the code may change a tensor by ``.data``, which counts no change."""
         return any(_sets_data(code) for code in self._codes)
+
+
+def _private(name: str, value: Any) -> bool:
+    return name[:1] == "_" and name[:2] != "__" and id(type(value)) in _LIGHT
 
 
 class _Walk:

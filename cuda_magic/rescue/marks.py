@@ -153,6 +153,8 @@ class Marks:
         bound = self.bound
         rebound = [n for n, v in self.light.items() if n not in bound and namespace.get(n, self) is not v]
         rebound += [n for n, old in self.others.items() if n not in bound and not same(old, namespace.get(n, self))]
+        if self.depths is not None:
+            rebound += [name for name in self.depths.rebound(namespace) if name not in bound]
         if rebound:
             found.append(f"names changed by a function (global): {', '.join(sorted(rebound))}")
         return found

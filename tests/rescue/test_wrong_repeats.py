@@ -77,6 +77,7 @@ ADD = {
     "string that is run": ("d = [[1]]", "exec('d[0].append(1)')", "d"),
     "magic": ("d = [[1]]\ndef get_ipython(): d[0].append(1)", "get_ipython()", "d"),
     "property": ("d = [[1]]\nclass P:\n    @property\n    def go(s): d[0].append(1)\np = P()", "p.go", "d"),
+    "private name by global": ("_n = 1000\ndef f():\n    global _n\n    _n += 1", "f()", "_n"),
     "zip read by a function": ("z = zip(range(9))\ndef f(): return next(z)", "f()", "z"),
     "generator in a list": ("z = [(i for i in range(9))]", "next(z[0])", "z"),
     "iterator of an object": (THING + "o = Thing(); o.i = iter([1, 2])", "next(o.i)", "o"),
