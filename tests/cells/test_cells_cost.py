@@ -95,9 +95,9 @@ def calls(shell, text):
         ("def f(a):\n    return a", "y{} = f({})", 12),
         ("import numpy\na = numpy.ones(3)", "y{} = a + {}", 14),
         (guard_cost.CROWD, "y{} = double({})", 12),
-        (guard_cost.CROWD + "\nclass Thing: pass\nthing = Thing()\nthing.a = {}", "y{} = len([thing, {}])", 30),
+        (guard_cost.CROWD + "\nclass Thing: pass\nthing = Thing()\nthing.a = {}", "y{} = len([thing, {}])", 75),
         (guard_cost.TRAINING, "y{} = abs({})", 12),
-        (guard_cost.TRAINING, "y{} = inputs + {}", 100),
+        (guard_cost.TRAINING, "y{} = inputs + {}", 130),
     ],
     ids=["a call", "numpy", "300 names", "300 names and an object", "a model in reach of none", "a model"],
 )
