@@ -2,7 +2,8 @@
 
 Most statements of a cell call no library that knows the user's objects. A statement that names only numbers, strings,
 plain containers of them, plain functions of the notebook that do the same, builtins and numpy cannot come to a model,
-an optimizer or any other object: not by what it names, and not by what those lead to. Whatever is not known to be so
+an optimizer or any other object: not by what it names, and not by what those lead to. Nor can it by an object of the
+notebook's own class whose attributes are as light and whose methods are all as plain. Whatever is not known to be so
 means that anything may be reached.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Collection, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from ..memory.parts import fields
 from .boxes import HOLDS, LIGHT
 from .doubts import ATTRIBUTES, MEMBERS
 from .randomness import draws
@@ -79,11 +81,17 @@ _LEAVES = frozenset(
 )
 """Steps of Python's that a function may not take."""
 _LEAVES_AT_TOP = _LEAVES - {dis.opmap["LOAD_NAME"]}
+_LEAVES_IN_METHODS = _LEAVES - {dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]}
+"""The attributes of objects are marked; those of functions and modules are in no marks."""
 
 _LIGHT = frozenset(map(id, LIGHT))
 _HOLDS = frozenset(map(id, HOLDS))
-_module = vars(type)["__module__"].__get__
+_module, _mro, _dict = (vars(type)[name].__get__ for name in ("__module__", "__mro__", "__dict__"))
 _MISSING = object()
+_HOOKS = frozenset(("__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__del__", "__slots__"))
+"""Of a class: its attributes may be elsewhere than in its objects, or it acts at a time of its own."""
+_SAYS_NOTHING = frozenset(("__annotations__", "__dict__", "__static_attributes__", "__weakref__"))
+"""Of a class: code that names no underscore comes to none of them."""
 _MOST = 200
 """Items of a container that are looked at: longer ones may hold anything."""
 
@@ -92,7 +100,7 @@ class Reach(NamedTuple):
     """All that a statement can come to and change."""
 
     boxes: tuple[str, ...]
-    """Names of containers, whose items are light."""
+    """Names of containers and of objects of the notebook's classes: their items and attributes are light."""
     generators: tuple[Any, ...]
     """Random generators of numpy's."""
     draws: bool
@@ -146,6 +154,12 @@ def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
                     drawing = True
                 elif kind.__name__ == "ndarray" and value.dtype.hasobject:
                     return None
+            elif type(kind) is type and _module(kind) == "__main__":
+                methods = _methods(kind, namespace) if _all_light(fields(value).values()) else None
+                if methods is None:
+                    return None
+                todo += methods
+                boxes.append(name)
             else:
                 return None
     return Reach(tuple(boxes), tuple(generators), drawing)
@@ -163,15 +177,36 @@ def _of_numpy(kind: type) -> bool:
     return kind.__name__ == "ndarray" or bool(draws(kind)) or (module == "numpy" and hasattr(kind, "dtype"))
 
 
-def _plain(function: FunctionType, namespace: Mapping[str, Any]) -> bool:
+def _methods(kind: type, namespace: Mapping[str, Any]) -> list[CodeType] | None:
+    """The code of all methods of a plain class of the notebook's; None where it, or one of its bases, has more.
+
+    All of them: operators, loops and builtins call methods that are not named.
+    """
+    found: list[CodeType] = []
+    for base in _mro(kind)[:-1]:
+        if type(base) is not type or _module(base) != "__main__":
+            return None
+        for name, value in list(_dict(base).items()):
+            if type(name) is not str or name in _HOOKS:
+                return None
+            if type(value) is FunctionType:
+                if not _plain(value, namespace, _LEAVES_IN_METHODS):
+                    return None
+                found.append(value.__code__)
+            elif id(type(value)) not in _LIGHT and name not in _SAYS_NOTHING:
+                return None
+    return found
+
+
+def _plain(function: FunctionType, namespace: Mapping[str, Any], leaves: frozenset[int] = _LEAVES) -> bool:
     """Whether a function has nothing but its code: no other globals, closure, attributes or heavy defaults."""
     return (
         function.__globals__ is namespace
         and not function.__closure__
         and not function.__dict__
-        and _all_light(function.__defaults__ or ())
-        and _all_light((function.__kwdefaults__ or {}).values())
-        and _stays(function.__code__, _LEAVES)
+        and (not function.__defaults__ or _all_light(function.__defaults__))
+        and (not function.__kwdefaults__ or _all_light(function.__kwdefaults__.values()))
+        and _stays(function.__code__, leaves)
     )
 
 

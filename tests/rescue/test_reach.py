@@ -13,7 +13,7 @@ import math, random, sys, functools
 n, text, pair = 3, "a", (1, 2)
 numbers, table, nested = [1, 2], {"k": 1}, [[1], [2]]
 class Thing:
-    n = 0
+    n, held = 0, []
     def act(self):
         numbers.append(1)
 thing = Thing()
@@ -106,6 +106,108 @@ def test_little_is_reached(names, statement):
 def test_anything_may_be_reached(names, statement):
     """Objects, what leads to the namespace, and whatever is not known."""
     assert of(statement, names) is None
+
+
+CLASSES = """
+n, numbers, outside = 3, [1], [[1]]
+def double(a):
+    return 2 * a
+class Plain:
+    "Has nothing but its code."
+    limit: int = 5
+    def __init__(self, start):
+        self.start = start
+    def act(self, value):
+        return double(value) + self.start + self.limit
+    def count(self):
+        self.start += 1
+    def keep(self):
+        numbers.append(self.start)
+    def drop(self):
+        del self.start
+    def __add__(self, other):
+        self.added = other
+        return self
+    def __iter__(self):
+        self.start += 1
+        return iter(range(self.start))
+class Derived(Plain):
+    def act(self, value):
+        return value
+thing, derived = Plain(3), Derived(4)
+class Bare: pass
+"""
+
+OF_THINGS = {
+    "y = thing.act(n)": ("numbers", "thing"),
+    "y = derived.act(n) + thing.limit": ("derived", "numbers", "thing"),
+    "thing.count()": ("numbers", "thing"),
+    "thing.keep()": ("numbers", "thing"),
+    "derived.drop()": ("derived", "numbers"),
+    "thing + 5": ("numbers", "thing"),
+    "y = [a for a in derived]": ("derived", "numbers"),
+    "y = sum(thing) + n": ("numbers", "thing"),
+}
+
+NOT_SO_PLAIN = {
+    "another method reaches an object": "def f(self):\n    outside[0].append(1)\nBare.f = f",
+    "an operator reaches an object": "def f(self, other):\n    return outside\nBare.__mul__ = f",
+    "an attribute is heavy": "bare.held = [n]",
+    "an attribute is a function": "bare.call = print",
+    "an attribute of the class is a list": "Bare.held = []",
+    "a property": "Bare.held = property(lambda self: outside)",
+    "a class method": "Bare.make = classmethod(lambda cls: cls)",
+    "a static method": "Bare.make = staticmethod(print)",
+    "attributes from elsewhere": "def f(self, name):\n    return 1\nBare.__getattr__ = f",
+    "an end of its own": "def f(self):\n    numbers.append(1)\nBare.__del__ = f",
+    "a metaclass": "class Meta(type): pass\nclass Bare(metaclass=Meta): pass\nbare = Bare()",
+    "a base of a library": "class Bare(dict): pass\nbare = Bare()",
+    "an error": "class Bare(Exception): pass\nbare = Bare()",
+    "slots": "class Bare:\n    __slots__ = ('held',)\nbare = Bare()",
+    "super": "class Bare(Plain):\n    def keep(self):\n        super().keep()\nbare = Bare(1)",
+    "a closure": "def make(held):\n    def f(self):\n        held.append(1)\n    return f\nBare.f = make(outside)",
+    "defaults": "def f(self, held=outside):\n    held.append(1)\nBare.f = f",
+    "a function with attributes": "def f(self): pass\nf.held = outside\nBare.f = f",
+    "a method sets a global": "def f(self):\n    global n\n    n += 1\nBare.f = f",
+    "another module's method": "import types\nBare.f = types.FunctionType(Plain.keep.__code__, {'numbers': outside})",
+    "a descriptor": "class Held:\n    def __get__(self, *a):\n        return outside\nBare.held = Held()",
+}
+
+
+@pytest.mark.parametrize("statement", OF_THINGS)
+def test_a_plain_object_of_the_notebooks(statement):
+    """It leads to its attributes, and to what any of its methods names."""
+    names = {"__name__": "__main__"}
+    exec(CLASSES, names)
+    found = of(statement, names)
+    assert found is not None and tuple(sorted(found.boxes)) == OF_THINGS[statement]
+
+
+@pytest.mark.parametrize("why", NOT_SO_PLAIN)
+def test_an_object_that_may_lead_to_anything(why):
+    """Whatever its class has beside light values and plain methods."""
+    names = {"__name__": "__main__"}
+    exec(CLASSES + "bare = Bare()", names)
+    assert of("y = bare.act(1)", names) is not None
+    exec(NOT_SO_PLAIN[why], names)
+    assert of("y = bare.act(1)", names) is None
+
+
+@pytest.mark.parametrize("statement", OF_THINGS)
+def test_what_a_plain_object_changes_is_seen_as_by_marks_of_everything(statement):
+    """The little that is marked is all that the statement can have changed."""
+    from cuda_magic.cells.rescuer import Step
+    from cuda_magic.rescue.marker import Marker
+
+    names = {"__name__": "__main__"}
+    exec(CLASSES, names)
+    node = ast.parse(statement).body[0]
+    code = compile(ast.Module([node], []), "<cell>", "exec")
+    steps = [Step(0, statement, 1, 1, frozenset({"y"}), False, node, c) for c in (code, None)]
+    little, whole = (Marker().take(one, names, None) for one in steps)
+    assert little.little and not whole.little and little.changed(names, None) == whole.changed(names, None) == []
+    exec(code, names)
+    assert little.changed(names, None) == whole.changed(names, None)
 
 
 def test_without_code_anything_may_be_reached(names):

@@ -62,9 +62,9 @@ class Group:
             self.leaf = list(map(_is_leaf, mine))  # reading .grad of another warns
             self._mark_gradients(mine)
 
-    def again(self) -> Group | None:
-        """The same tensors now; None where one of them has died."""
-        mine = [ref() for ref in self.refs]
+    def again(self, found: list[Any] | None = None) -> Group | None:
+        """The same tensors now, which are those in `found`; None where one of them has died."""
+        mine = [ref() for ref in self.refs] if found is None else [found[i] for i in self.pick]
         if self.gone:
             return None
         new: Group = object.__new__(Group)
@@ -73,20 +73,23 @@ class Group:
         if new.versions == self.versions:
             new.versions = self.versions
         if self.leaf:
-            new.leaf = list(map(_is_leaf, mine))
+            # what is a leaf ends to be one by a change in place only; another becomes one by detach_() too
+            if new.versions is not self.versions or False in self.leaf:
+                new.leaf = list(map(_is_leaf, mine))
             new._mark_gradients(mine)
         return new
 
     def _mark_gradients(self, mine: list[Any]) -> None:
         now = list(map(_grad, compress(mine, self.leaf)))
         ids = list(map(id, now))
+        here = [grad for grad in now if grad is not None] if _NONE in ids else now
+        some = len(here) < len(now)
         if ids != self.grad_ids or self.faded:
             self.grad_ids, self.faded = ids, []
-            self.grads = [None if grad is None else weakref.ref(grad, self.faded.append) for grad in now]
-        if _NONE in ids:
-            self.grad_versions = [0 if grad is None else grad._version for grad in now]
-        else:
-            self.grad_versions = list(map(_version, now))
+            refs = map(weakref.ref, here, repeat(self.faded.append))
+            self.grads = [None if one == _NONE else next(refs) for one in ids] if some else list(refs)
+        versions = map(_version, here)
+        self.grad_versions = [0 if one == _NONE else next(versions) for one in ids] if some else list(versions)
 
     def same(self, other: Group) -> bool:
         """Whether these are the same tensors with the same versions."""
@@ -124,7 +127,7 @@ class Mark:
         Whether modules may lead to other tensors than at `last`.
     """
 
-    __slots__ = ("free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "torch")
+    __slots__ = ("free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "torch", "trees")
     free: Group
     """Tensors under names and in containers; `paths` are theirs."""
     owned: Group
@@ -132,6 +135,8 @@ class Mark:
     owners: list[_Owner]
     state: Group
     state_owners: list[_Owner]
+    trees: list[tensors.Tree]
+    """Of the modules in `roots`."""
 
     def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool) -> None:
         self.torch, self.paths = torch, found.paths
@@ -142,7 +147,7 @@ class Mark:
             last = None
         owned = last.owned.again() if last is not None and not walk else None
         if last is not None and owned is not None:
-            self.owned, self.owners = owned, last.owners
+            self.owned, self.owners, self.trees = owned, last.owners, last.trees
         else:
             self._walk(found, last)
         if last is not None and last.signs == self.signs and last.owned.same(self.owned):
@@ -158,8 +163,12 @@ class Mark:
     def _walk(self, found: Found, last: Mark | None) -> None:
         self.owners = []
         mine: list[Any] = []
-        for path, module in found.modules:
-            for kind, part in zip(("parameter", "buffer"), tensors.of_module(module), strict=True):
+        self.trees = []
+        known = repeat(None) if last is None else last.trees
+        for (path, module), before in zip(found.modules, known):  # noqa: B905 - `known` may be endless
+            tree, parts = tensors.walk(module, before)
+            self.trees.append(tree)
+            for kind, part in zip(("parameter", "buffer"), parts, strict=True):
                 mine += part
                 self.owners.append((len(mine), kind, path, weakref.ref(module)))
         for path, optimizer in found.optimizers:
@@ -170,7 +179,7 @@ class Mark:
 
 def _as_before(found: list[Any], last: Group | None) -> Group | None:
     """The last group, read again, where it is of the same tensors."""
-    return last.again() if last is not None and last.ids == list(map(id, found)) else None
+    return last.again(found) if last is not None and last.ids == list(map(id, found)) else None
 
 
 _Owner = tuple[int, str, Path, Any]

@@ -6,17 +6,21 @@ stands under a name itself.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from operator import attrgetter, itemgetter, methodcaller
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..parts import fields
 
-__all__ = ["DEPTH", "Found", "Path", "collect", "follows", "named", "of_groups", "of_module", "of_state", "text"]
+__all__ = [
+    *("DEPTH", "Found", "Path", "Tree", "collect", "follows", "named"),
+    *("of_groups", "of_module", "of_state", "text", "walk"),
+]
 
 DEPTH = 2
 MOST = 1000
@@ -111,15 +115,51 @@ _own, _modules, _parameters, _buffers = (
 
 
 def of_module(module: Any) -> tuple[list[Any], list[Any]]:
-    """Parameters and buffers, None and repeated ones among them. Level by level, with no step of Python's for each."""
-    owns: list[dict[str, Any]] = []
+    """Parameters and buffers, None and repeated ones among them."""
+    return walk(module)[1]
+
+
+class Tree(NamedTuple):
+    """The modules at and below one module, at one moment. None of them is kept alive."""
+
+    refs: list[Any]
+    sizes: list[int]
+    """How many modules each of them leads to."""
+    below: list[int]
+    """Ids of those."""
+
+
+def walk(module: Any, last: Tree | None = None) -> tuple[Tree, tuple[list[Any], list[Any]]]:
+    """The tree of a module, and what `of_module` gives.
+
+    `last` is the tree at the same module before: where all its modules still lead to the very same ones nothing is
+    searched, and there is no step of Python's for each.
+    """
+    if last is not None:
+        modules = [ref() for ref in last.refs]
+        if modules and modules[0] is module and id(None) not in map(id, modules):
+            # all of them are alive, so that no other object can have the id of one
+            owns = list(map(_own, modules))
+            if _leads(owns) == last[1:]:
+                return last, _tensors(owns)
+    owns, modules = [], []
     level, seen = [module], {id(None), id(module)}
-    while level:
+    while level:  # level by level
         mine = list(map(_own, level))
         owns += mine
+        modules += level
         below = {id(one): one for one in _chain(_values(map(_modules, mine))) if id(one) not in seen}
         seen.update(below)
         level = list(below.values())
+    return Tree(list(map(weakref.ref, modules)), *_leads(owns)), _tensors(owns)
+
+
+def _leads(owns: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    below = list(map(_modules, owns))
+    return list(map(len, below)), list(map(id, _chain(_values(below))))
+
+
+def _tensors(owns: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
     return _chain(_values(map(_parameters, owns))), _chain(_values(map(_buffers, owns)))
 
 
