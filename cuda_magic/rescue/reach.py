@@ -81,8 +81,9 @@ _LEAVES = frozenset(
 )
 """Steps of Python's that a function may not take."""
 _LEAVES_AT_TOP = _LEAVES - {dis.opmap["LOAD_NAME"]}
-_LEAVES_IN_METHODS = _LEAVES - {dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]}
-"""The attributes of objects are marked; those of functions and modules are in no marks."""
+_SETS = frozenset((dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]))
+_LEAVES_IN_METHODS = _LEAVES - _SETS
+"""A method may set attributes: of objects, and then of functions that are reached. Those are marked, too."""
 
 _LIGHT = frozenset(map(id, LIGHT))
 _HOLDS = frozenset(map(id, HOLDS))
@@ -113,7 +114,8 @@ def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
         return None
     boxes: list[str] = []
     generators: list[Any] = []
-    drawing = False
+    drawing = sets = shaped = False
+    functions: list[str] = []
     todo, seen = [code], set()
     while todo:
         for name in _names(todo.pop()):
@@ -134,6 +136,7 @@ def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
                 if not _plain(value, namespace):
                     return None
                 todo.append(value.__code__)
+                functions.append(name)
             elif id(kind) in _HOLDS:
                 if not _all_light(value if not isinstance(value, dict) else (*value, *dict.values(value))):
                     return None
@@ -144,11 +147,12 @@ def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
             elif kind is ModuleType:
                 if vars(value).get("__name__") not in _MODULES:
                     return None
-                drawing = True
+                drawing = shaped = True
             elif kind is BuiltinFunctionType or kind is type:
                 if id(value) not in _KNOWN:
                     return None
             elif _of_numpy(kind):
+                shaped = True
                 if draws(kind):
                     generators.append(value)
                     drawing = True
@@ -160,8 +164,13 @@ def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
                     return None
                 todo += methods
                 boxes.append(name)
+                sets = sets or not all(_SETS.isdisjoint(method.co_code[::2]) for method in methods)
             else:
                 return None
+    if sets:
+        if shaped:  # an array's shape, a member of a module
+            return None
+        boxes += functions
     return Reach(tuple(boxes), tuple(generators), drawing)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from cuda_magic.memory.torch import changes  # noqa: E402
+from cuda_magic.memory.torch import changes, tensors  # noqa: E402
 
 
 def setup():
@@ -115,6 +115,67 @@ def test_built_on_the_last_marks_they_say_no_less(finished, failing):
             assert old is not None or now is None  # what was not there is gone
             # what a statement before has left is there, but for what the failed one took away itself
             assert old is None or now is not None or {"zero", "parameter"} & set(failing)
+
+
+EDITS = st.lists(
+    st.tuples(st.sampled_from("move drop new none share hook".split()), *[st.integers(0, 9)] * 3), max_size=8
+)
+
+
+def edit(root, how, a, b, name):
+    """Change where modules lead, or what one holds."""
+    modules = list(root.modules())
+    one, other = modules[a % len(modules)], modules[b % len(modules)]
+    children = list(one._modules)
+    if how == "new":
+        one._modules[f"m{name}"] = torch.nn.Linear(1, 1)
+    elif how == "none":
+        one._modules[f"m{name}"] = None
+    elif how == "share":
+        other._modules[f"m{name}"] = one
+    elif how == "hook":
+        one._buffers[f"b{name}"] = torch.zeros(1)
+    elif children:
+        child = one._modules.pop(children[name % len(children)])
+        if how == "move":
+            other._modules[f"m{name}"] = child
+
+
+@settings(max_examples=150, deadline=None)
+@given(EDITS, EDITS)
+def test_a_tree_that_is_compared_is_the_one_that_is_searched(first, then):
+    """Modules that moved, left, came or were replaced at the same place: the same tensors are found, in any order."""
+    root = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.BatchNorm1d(1)))
+    for one in first:
+        edit(root, *one)
+    tree, _ = tensors.walk(root)
+    assert tensors.walk(root, tree)[0] is tree
+    for one in then:
+        edit(root, *one)
+    found, new = tensors.walk(root, tree)[1], tensors.of_module(root)
+    assert [list(map(id, part)) for part in found] == [list(map(id, part)) for part in new]
+
+
+def test_another_module_at_the_address_of_one_that_has_gone():
+    """It is searched: an id proves nothing."""
+    root = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    for _ in range(50):
+        tree, _ = tensors.walk(root)
+        root._modules.clear()
+        root._modules["0"] = torch.nn.Linear(1, 1)
+        assert list(map(id, tensors.walk(root, tree)[1][0])) == list(map(id, root.parameters()))
+
+
+def test_a_tensor_that_becomes_a_leaf_is_one():
+    """detach_() changes no version; from then on its gradient counts."""
+    weight = torch.ones(2, requires_grad=True)
+    names = {"weight": weight, "x": weight * 2}
+    last = changes.watch(torch, names)
+    names["x"].detach_().requires_grad_()
+    names["x"].sum().backward()
+    again = changes.watch(torch, names, last, False)
+    names["x"].sum().backward()
+    assert changes.changed(again) == changes.changed(again) == ["gradients were accumulated: x"]
 
 
 @pytest.mark.parametrize("failing", ["buffer", "parameter", "modules"])

@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 from ..parts import fields
 
-__all__ = [
-    *("DEPTH", "Found", "Path", "Tree", "collect", "follows", "named"),
-    *("of_groups", "of_module", "of_state", "text", "walk"),
-]
+__all__ = ["DEPTH", "Found", "Path", "Tree", "collect", "follows", "named", "of_groups", "of_module", "of_state"]
+__all__ += ["text", "walk"]
 
 DEPTH = 2
 MOST = 1000
