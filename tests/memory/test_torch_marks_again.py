@@ -118,7 +118,7 @@ def test_built_on_the_last_marks_they_say_no_less(finished, failing):
 
 
 EDITS = st.lists(
-    st.tuples(st.sampled_from("move drop new none share hook".split()), *[st.integers(0, 9)] * 3), max_size=8
+    st.tuples(st.sampled_from(["move", "drop", "new", "none", "share", "hook"]), *[st.integers(0, 9)] * 3), max_size=8
 )
 
 
