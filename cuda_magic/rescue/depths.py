@@ -15,7 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import attrgetter, is_, itemgetter, methodcaller
+from operator import is_, methodcaller
 from types import (
     AsyncGeneratorType,
     CodeType,
@@ -28,6 +28,7 @@ from types import (
 from typing import TYPE_CHECKING, Any
 
 from ..memory.parts import fields
+from ..memory.torch.tensors import modules
 from .boxes import DICTS, LIGHT, MOST, TEXT, Reference, reference, same
 from .doubts import ATTRIBUTES, GLOBALS
 from .randomness import draws
@@ -374,26 +375,16 @@ def _of_array(value: Any, kind: type, numbers: list[Any]) -> Iterable[Any]:
 
 def _of_module(module: Any, numbers: list[Any]) -> list[Any]:
     """The notebook's own modules below one of torch's, and the hooks of all; the allocator marks their tensors."""
-    own: list[dict[str, Any]] = []
-    level, seen, notebook = [module], {id(None), id(module)}, []
-    while level:  # no step of Python's for each module
-        mine = list(map(_own, level))
-        own += mine
-        parts = list(chain.from_iterable(map(_below, map(_modules, mine))))
-        below = dict(zip(map(id, parts), parts, strict=True))
-        for known in seen.intersection(below):
-            del below[known]
-        seen.update(below)
-        level = list(below.values())
-        kinds = {id(kind): kind for kind in map(type, level)}
-        if "__main__" in map(_module, kinds.values()):
-            notebook += [part for part in level if _module(type(part)) == "__main__"]
+    found, own = modules(module)
+    kinds = {id(kind): kind for kind in map(type, found)}
+    notebook = []
+    if "__main__" in map(_module, kinds.values()):
+        notebook = [part for part in found[1:] if _module(type(part)) == "__main__"]
     numbers.append(list(map(_training, own)))
     return notebook + list(filter(None, chain.from_iterable([map(get, own) for get in _HOOKS])))
 
 
-_own, _modules, _training = attrgetter("__dict__"), itemgetter("_modules"), methodcaller("get", "training")
-_below = methodcaller("values")
+_training = methodcaller("get", "training")
 _HOOKS = [
     methodcaller("get", name)
     for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

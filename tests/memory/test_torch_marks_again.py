@@ -148,22 +148,27 @@ def test_a_tree_that_is_compared_is_the_one_that_is_searched(first, then):
     root = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.BatchNorm1d(1)))
     for one in first:
         edit(root, *one)
-    tree, _ = tensors.walk(root)
-    assert tensors.walk(root, tree)[0] is tree
+    tensors.of_module(root)
+    tree = tensors._trees[id(root)]
+    tensors.of_module(root)
+    assert tensors._trees[id(root)] is tree
     for one in then:
         edit(root, *one)
-    found, new = tensors.walk(root, tree)[1], tensors.of_module(root)
-    assert [list(map(id, part)) for part in found] == [list(map(id, part)) for part in new]
+    found, modules = tensors.of_module(root), tensors.modules(root)[0]
+    tensors._trees.clear()
+    assert list(map(id, modules)) == list(map(id, tensors.modules(root)[0]))
+    assert {*map(id, modules)} == {*map(id, root.modules())}
+    assert [list(map(id, part)) for part in found] == [list(map(id, part)) for part in tensors.of_module(root)]
 
 
 def test_another_module_at_the_address_of_one_that_has_gone():
     """It is searched: an id proves nothing."""
     root = torch.nn.Sequential(torch.nn.Linear(1, 1))
     for _ in range(50):
-        tree, _ = tensors.walk(root)
+        tensors.of_module(root)
         root._modules.clear()
         root._modules["0"] = torch.nn.Linear(1, 1)
-        assert list(map(id, tensors.walk(root, tree)[1][0])) == list(map(id, root.parameters()))
+        assert list(map(id, tensors.of_module(root)[0])) == list(map(id, root.parameters()))
 
 
 def test_a_tensor_that_becomes_a_leaf_is_one():

@@ -127,7 +127,7 @@ class Mark:
         Whether modules may lead to other tensors than at `last`.
     """
 
-    __slots__ = ("free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "torch", "trees")
+    __slots__ = ("free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "torch")
     free: Group
     """Tensors under names and in containers; `paths` are theirs."""
     owned: Group
@@ -135,8 +135,6 @@ class Mark:
     owners: list[_Owner]
     state: Group
     state_owners: list[_Owner]
-    trees: list[tensors.Tree]
-    """Of the modules in `roots`."""
 
     def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool) -> None:
         self.torch, self.paths = torch, found.paths
@@ -147,7 +145,7 @@ class Mark:
             last = None
         owned = last.owned.again() if last is not None and not walk else None
         if last is not None and owned is not None:
-            self.owned, self.owners, self.trees = owned, last.owners, last.trees
+            self.owned, self.owners = owned, last.owners
         else:
             self._walk(found, last)
         if last is not None and last.signs == self.signs and last.owned.same(self.owned):
@@ -163,12 +161,8 @@ class Mark:
     def _walk(self, found: Found, last: Mark | None) -> None:
         self.owners = []
         mine: list[Any] = []
-        self.trees = []
-        known = repeat(None) if last is None else last.trees
-        for (path, module), before in zip(found.modules, known):  # noqa: B905 - `known` may be endless
-            tree, parts = tensors.walk(module, before)
-            self.trees.append(tree)
-            for kind, part in zip(("parameter", "buffer"), parts, strict=True):
+        for path, module in found.modules:
+            for kind, part in zip(("parameter", "buffer"), tensors.of_module(module), strict=True):
                 mine += part
                 self.owners.append((len(mine), kind, path, weakref.ref(module)))
         for path, optimizer in found.optimizers:

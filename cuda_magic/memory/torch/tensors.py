@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from ..parts import fields
 
-__all__ = ["DEPTH", "Found", "Path", "Tree", "collect", "follows", "named", "of_groups", "of_module", "of_state"]
-__all__ += ["text", "walk"]
+__all__ = ["DEPTH", "Found", "Path", "collect", "follows", "modules", "named", "of_groups", "of_module", "of_state"]
+__all__ += ["text"]
 
 DEPTH = 2
 MOST = 1000
@@ -114,10 +114,11 @@ _own, _modules, _parameters, _buffers = (
 
 def of_module(module: Any) -> tuple[list[Any], list[Any]]:
     """Parameters and buffers, None and repeated ones among them."""
-    return walk(module)[1]
+    owns = modules(module)[1]
+    return _chain(_values(map(_parameters, owns))), _chain(_values(map(_buffers, owns)))
 
 
-class Tree(NamedTuple):
+class _Tree(NamedTuple):
     """The modules at and below one module, at one moment. None of them is kept alive."""
 
     refs: list[Any]
@@ -127,38 +128,43 @@ class Tree(NamedTuple):
     """Ids of those."""
 
 
-def walk(module: Any, last: Tree | None = None) -> tuple[Tree, tuple[list[Any], list[Any]]]:
-    """The tree of a module, and what `of_module` gives.
+_trees: dict[int, _Tree] = {}
+"""What was found last, by the id of the module at the top."""
+_MOST_TREES = 20
 
-    `last` is the tree at the same module before: where all its modules still lead to the very same ones nothing is
-    searched, and there is no step of Python's for each.
+
+def modules(module: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+    """(the module and all below it, each once and level by level; the ``__dict__`` of each).
+
+    Where all modules of the last time still lead to the very same ones nothing is searched, and there is no step of
+    Python's for each.
     """
+    last = _trees.get(id(module))
     if last is not None:
-        modules = [ref() for ref in last.refs]
-        if modules and modules[0] is module and id(None) not in map(id, modules):
+        known = [ref() for ref in last.refs]
+        if known[0] is module and id(None) not in map(id, known):
             # all of them are alive, so that no other object can have the id of one
-            owns = list(map(_own, modules))
+            owns = list(map(_own, known))
             if _leads(owns) == last[1:]:
-                return last, _tensors(owns)
-    owns, modules = [], []
+                return known, owns
+    owns, found = [], []
     level, seen = [module], {id(None), id(module)}
-    while level:  # level by level
+    while level:
         mine = list(map(_own, level))
         owns += mine
-        modules += level
+        found += level
         below = {id(one): one for one in _chain(_values(map(_modules, mine))) if id(one) not in seen}
         seen.update(below)
         level = list(below.values())
-    return Tree(list(map(weakref.ref, modules)), *_leads(owns)), _tensors(owns)
+    if len(_trees) >= _MOST_TREES:
+        _trees.clear()
+    _trees[id(module)] = _Tree(list(map(weakref.ref, found)), *_leads(owns))
+    return found, owns
 
 
 def _leads(owns: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
     below = list(map(_modules, owns))
     return list(map(len, below)), list(map(id, _chain(_values(below))))
-
-
-def _tensors(owns: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
-    return _chain(_values(map(_parameters, owns))), _chain(_values(map(_buffers, owns)))
 
 
 _values = partial(map, methodcaller("values"))
