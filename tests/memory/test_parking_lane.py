@@ -33,6 +33,7 @@ class Stream:
     def __init__(self, cuda, needs=0):
         if cuda.free < needs:
             raise RuntimeError("CUDA error: out of memory")
+        self.stream_id, self.device_index, self.device_type = id(self), 0, 1
         self.log = []
 
     def wait_stream(self, other):
@@ -104,7 +105,11 @@ def made(free):
             raise RuntimeError("CUDA error: out of memory")
         return torch.empty(*size, **options)
 
-    core = types.SimpleNamespace(_cuda_hasPrimaryContext=lambda index: index == 0)
+    core = types.SimpleNamespace(
+        _cuda_hasPrimaryContext=lambda index: index == 0,
+        _cuda_getCurrentStream=lambda index: (cuda.home.stream_id, index, 1),
+        _cuda_setStream=lambda **stream: None,
+    )
     names = {n: getattr(torch, n) for n in ("uint8", "device", "frombuffer", "UntypedStorage")}
     return types.SimpleNamespace(cuda=cuda, _C=core, empty=empty, **names)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from differential import Case, Kernel
 from environments import STACKS, build
-from rescue_cases import CASES, FAILURES, FILL, SETUP
+from rescued_cells import CASES, FAILURES, FILL, SETUP
 from test_differential import marks
 
 _RESET_ALL = "%reset -f\nimport sys\n"
