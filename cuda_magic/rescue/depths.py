@@ -15,7 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import is_, methodcaller
+from operator import is_, itemgetter
 from types import (
     AsyncGeneratorType,
     CodeType,
@@ -380,15 +380,16 @@ def _of_module(module: Any, numbers: list[Any]) -> list[Any]:
     notebook = []
     if "__main__" in map(_module, kinds.values()):
         notebook = [part for part in found[1:] if _module(type(part)) == "__main__"]
-    numbers.append(list(map(_training, own)))
-    return notebook + list(filter(None, chain.from_iterable([map(get, own) for get in _HOOKS])))
+    try:
+        training, *hooks = zip(*map(_KEPT, own), strict=True)
+    except KeyError:  # a module of another release's, or one that was taken apart
+        training, *hooks = zip(*[[mine.get(name) for name in _NAMES] for mine in own], strict=True)
+    numbers.append(training)
+    return notebook + list(filter(None, chain.from_iterable(hooks)))
 
 
-_training = methodcaller("get", "training")
-_HOOKS = [
-    methodcaller("get", name)
-    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-]
+_NAMES = ("training", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_KEPT = itemgetter(*_NAMES)
 
 
 def _of_frame(value: Any) -> Iterable[Any]:
