@@ -15,6 +15,7 @@ pytestmark = pytest.mark.torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "memory"))
 
 from parking_doubles import Card, CardMode  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
 
 from cuda_magic.errors import Refused  # noqa: E402
 from cuda_magic.machine import use  # noqa: E402
@@ -124,6 +125,9 @@ def card(cells, monkeypatch):
     cells.names.update(torch=torch, E=lambda n: torch.full((int(n) * MIB // 4,), float(next(count))), gc=gc)
     with CardMode(made):
         yield made
+        made.cap *= 10
+        here.settle(ended=True)  # its mode is above the card's while anything waits
+    assert _get_current_dispatch_mode() is None
     assert made.broken == "", "an op met an emptied storage"
     cells.names.clear()
     sessions._sessions.clear()
