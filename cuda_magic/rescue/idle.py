@@ -80,7 +80,7 @@ class Reach:
     def variables(self) -> dict[int, str]:
         """{id(object): the first variable that leads to it}."""
         names: dict[int, str] = {}
-        for name in sorted(self._by_name, key=lambda n: n.startswith("_") or n in ("In", "Out")):
+        for name in sorted(self._by_name, key=lambda n: 2 if n.startswith("_") else n in ("In", "Out")):
             todo = [self._by_name[name]]
             while todo:
                 key = todo.pop()

@@ -84,14 +84,20 @@ def device_of(fault: Fault, allocator: Allocator | None) -> int | None:
 
 
 def own_device(reading: Reading, index: int | None, allocator: Allocator | None = None) -> Device | None:
-    """The reading of this process's cuda device `index`; None where the two numberings cannot be matched."""
+    """The reading of this process's cuda device `index`; None where the two numberings cannot be matched.
+
+    Without an index, as where the first tensor of a process fails: the fullest of those that it sees.
+    """
     from ..memory.split import cuda_to_reading
 
     cards = [d for d in reading.devices if d.parent is None]
     if len(cards) == 1 and index in (None, 0):
         return cards[0]
     at = cuda_to_reading(reading, allocator)
-    if index is None or index >= len(at):
+    if index is None:
+        seen = [(d.memory.free, d.index, d) for d in cards if d.index in at and d.memory.free is not None]
+        return min(seen)[2] if seen else None
+    if index >= len(at):
         return None
     return next((d for d in cards if d.index == at[index]), None)
 
