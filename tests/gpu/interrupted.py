@@ -181,6 +181,7 @@ def check(stage: Stage, scene: Scene, before: dict, ended: str) -> list[str]:
 def start(stage: Stage, scene: Scene) -> dict:
     """Set the heap up, and the limit; the state to compare with, read without the limit: it takes memory too."""
     stage.run(f"cap({scene.cap})\nr = None\n{scene.each}\ncap(None)")
+    gc.collect()  # as `check` does: what lies in cycles is no loss when it goes
     before = stage.state()
     stage.run(f"cap({scene.cap})")
     return before
