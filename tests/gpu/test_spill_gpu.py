@@ -312,7 +312,8 @@ def test_two_models_in_one_notebook(kernel):
         print({k: r[k] for k in ("attempt", "id", "state", "reason", "freed_bytes", "moved_bytes")})
     print(report["status"], report["notes"], report["raised"], report["output"])
     assert report["status"] == "rescued"
-    assert "wait on the host (a" in rung(report, "spill")["reason"], report
+    waits = rung(report, "spill")["reason"]
+    assert "wait on the host (" in waits and "a, oa" in waits, report
     kernel.run("cap(139); step(a, oa, x)")
     assert kernel.value("all(torch.equal(p, q) for p, q in zip(ref, end(a, b)))") == "True"
     assert parked(kernel) == [0, False]
