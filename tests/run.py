@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,35 +18,11 @@ def run(title: str, *command: str, **env: str) -> None:
     print(f"\n== {title}: {' '.join(command)}", flush=True)
     started, before = time.monotonic(), _processor()
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env})
-    _ended(title, done.returncode, started, before)
-
-
-@contextlib.contextmanager
-def beside(title: str, *command: str) -> Iterator[None]:
-    """Run it beside what is inside, which leaves the processor idle half of the time; its output comes at the end."""
-    started, before = time.monotonic(), _processor()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            yield
-            process.wait()
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-            print(f"\n== {title}: {' '.join(command)}", flush=True)
-            output.seek(0)
-            sys.stdout.write(output.read().decode(errors="replace"))
-        _ended(title, process.returncode, started, before)
-
-
-def _ended(title: str, code: int, started: float, before: float) -> None:
     took, used = time.monotonic() - started, _processor() - before
-    how = "FAILED" if code else "ok"
+    how = "FAILED" if done.returncode else "ok"
     print(f"== {title}: {how} in {took:.0f} s, {used:.0f} s of processor time", flush=True)
-    if code:
-        sys.exit(code)
+    if done.returncode:
+        sys.exit(done.returncode)
 
 
 def _processor() -> float:
@@ -80,11 +52,6 @@ def main() -> None:
         "notebooks",
         CUDA_MAGIC_PRACTICE="1",
     )
-    with beside("stacks", python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-m", "stack", "tests"):
-        _browser(python)
-
-
-def _browser(python: str) -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium and not subprocess.run([python, "-c", "import playwright, jupyterlab"], capture_output=True).returncode:
         run("browser", python, "-m", "pytest", "-q", "-n", "2", "-m", "browser", "tests/browser")
@@ -92,6 +59,7 @@ def _browser(python: str) -> None:
         sys.exit("browser tests cannot run: Chromium, Playwright or JupyterLab is missing")
     else:
         print("== browser: SKIPPED, Chromium, Playwright or JupyterLab is not installed")
+    run("stacks", python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-m", "stack", "tests")
 
 
 if __name__ == "__main__":

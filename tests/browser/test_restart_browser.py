@@ -57,6 +57,7 @@ def test_page_stays_connected_and_everything_works_afterwards(app, request, open
     page.sleep(0.5)
     page.command("notebook:interrupt-kernel")
     assert page.until(lambda: "KeyboardInterrupt" in page.outputs()[6], 10)
+    assert page.until(lambda: page.status() == "idle", 10)  # what is sent earlier is aborted with the error, as always
     assert page.execute(7) == "loaded"
 
     page.restart()
