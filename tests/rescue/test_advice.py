@@ -249,7 +249,7 @@ def test_another_process_is_named_by_its_program_and_not_its_owner(monkeypatch):
     from cuda_magic.rescue import survey
 
     people = {
-        1: Person(1, "python3", "somebody", "/home/somebody/work/train.ipynb", "ab-c"),
+        1: Person(1, "python3", "somebody", "/home/somebody/train.ipynb", "ab-c"),
         2: Person(2, "python3", "somebody", None, "ab-c"),
         3: Person(3, outside=True),
         4: Person(4, "ollama", "root"),
