@@ -94,6 +94,12 @@ def _host(c: Case) -> list[NextStep]:
     return [NextStep("the host's memory is short, not the GPU's: see what the host has left", "!free -h")]
 
 
+def _worker(c: Case) -> list[NextStep]:
+    if c.kind != "worker":
+        return []
+    return [NextStep("fewer workers, or less in each, leave more room: see what each process holds", "%gpu_mem --who")]
+
+
 def _too_large(c: Case) -> list[NextStep]:
     capacity = c.s.fault.sizes.capacity or c.where.capacity
     if c.kind == "wrong-size":
@@ -248,6 +254,7 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     _mapping,
     _start_up,
     _host,
+    _worker,
     _too_large,
     _refused,
     _others,

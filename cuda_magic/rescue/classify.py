@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .kinds import KINDS, ROWS, Kind, Row
+from .kinds import KINDS, ROWS, WORKER_TEXT, WORKERS, Kind, Row
 from .messages import Sizes, parse
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def _related(error: BaseException) -> Iterator[BaseException]:
 
 def _text(error: BaseException) -> str:
     try:
-        words = [a for a in error.args if isinstance(a, str)]
-        return "\n".join([str(error), *words])
+        text = str(error)
+        return "\n".join([text, *(a for a in error.args if isinstance(a, str) and a not in text)])
     except Exception:  # noqa: BLE001 - a broken __str__ of the user's must not hide the error
         return ""
 
@@ -113,19 +113,29 @@ def _fits(row: Row, error: BaseException, text: str, code: int | None) -> bool:
 def classify(error: BaseException) -> Fault | None:
     """The fault that `error` tells of, by its class, its codes and its text; None for anything else.
 
-    A lost context anywhere in the chain decides; then the innermost out-of-memory error that is found first.
+    A lost context anywhere in the chain decides; then the innermost out-of-memory error that is found first. What was
+    raised in a worker process says nothing of this one's context.
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, SyntaxError)):
         return None
     found: list[Fault] = []
+    elsewhere = False
     for one in _related(error):
         text, code = _text(one), _code(one)
+        elsewhere |= WORKER_TEXT in text or any(_is(one, wanted) for wanted in WORKERS)
         for row in ROWS:
             if _fits(row, one, text, code):
                 kind = KINDS[row.kind]
                 found.append(Fault(kind, row, parse(text), type(one).__name__, kind.sentence))
                 break
     found = [fault for fault in found if fault.kind.memory]
+    if elsewhere:
+        kept = ("host-memory", "wrong-size")
+        found = [
+            f if f.kind.id in kept else _as(f, "worker")
+            for f in found
+            if f.kind.repeat == "ladder" or f.kind.id in kept
+        ]
     if not found:
         return None
     return next((f for f in found if f.kind.id == "lost-context"), found[0])
@@ -137,6 +147,8 @@ def judge(fault: Fault, allocator: Allocator | None) -> Fault:
     Reads free memory where CUDA runs; starts nothing; never raises.
     """
     sizes = fault.sizes
+    if sizes.beyond and fault.kind.repeat == "ladder":
+        return _as(fault, "wrong-size")
     if fault.kind.repeat == "never":
         return fault
     if sizes.requested and sizes.capacity and sizes.requested > sizes.capacity:
@@ -180,6 +192,10 @@ def judge(fault: Fault, allocator: Allocator | None) -> Fault:
             sentence="an expandable segment could not be mapped although plenty of GPU memory is free: "
             "not every platform can map them",
         )
+    if fault.kind.id == "gpu-memory-runtime" and fault.row.library != "torch" and sizes.requested:
+        if sizes.requested + LITTLE <= free:
+            return replace(fault, sentence="out of GPU memory within a library's own limit; the card itself has room")
+        return fault
     uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0"
     if fault.kind.id == "gpu-memory-runtime" and fault.row.library == "torch" and free > total // 2 and not uncached:
         return replace(

@@ -33,7 +33,8 @@ def noticed(run: GuardRun, error: BaseException) -> bool:
     if fault is None and _made_by_the_repeat(run, error):
         fault = trial.fault
     elif fault is not None:
-        run.seen += fault.error == "OutOfMemoryError"  # what the allocator's own count rose by
+        # what the allocator's own count rose by
+        run.seen += fault.error == "OutOfMemoryError" and fault.kind.id != "worker"
     if fault is None:
         trial.fault, trial.status = None, "error"
         return False

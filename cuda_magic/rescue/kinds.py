@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "ROWS", "STICKY_CODES", "Kind", "Row"]
+__all__ = ["KINDS", "ROWS", "STICKY_CODES", "WORKERS", "WORKER_TEXT", "Kind", "Row"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ KINDS = {
     kind.id: kind
     for kind in (
         Kind("gpu-memory", "out of GPU memory", "ladder"),
-        Kind("gpu-memory-runtime", "out of GPU memory outside the caching allocator", "ladder"),
+        Kind("gpu-memory-runtime", "out of GPU memory, outside torch's allocator", "ladder"),
         Kind("context", "the card has no room for this process's CUDA context", "ladder"),
         Kind("other-process", "out of GPU memory, most of which other processes hold", "ladder"),
         Kind("mapping", "out of GPU memory where an expandable segment was to grow", "ladder"),
@@ -35,6 +35,7 @@ KINDS = {
         Kind("too-large", "the request is larger than the card"),
         Kind("wrong-size", "the size asked for is a mistake: more than any card has"),
         Kind("host-memory", "the host ran out of memory, not the GPU"),
+        Kind("worker", "a worker process ran out of GPU memory, for which this kernel can make no room"),
         Kind("communicator", "NCCL ran out of GPU memory; its communicator is broken"),
         Kind("lost-context", "the CUDA context is lost; the GPU cannot be used until the kernel is restarted"),
         Kind("lost-allocator", "torch's allocator cannot go on after an error inside it until the kernel is restarted"),
@@ -65,6 +66,18 @@ STICKY_CODES: dict[int, str] = {
 }
 
 
+WORKERS: tuple[str, ...] = (
+    # classes that carry the error of another process: (class:module), or what is chained below it
+    "RayTaskError:ray",  # ray/exceptions.py
+    "RemoteError:ipyparallel",  # ipyparallel/error.py
+    "ProcessRaisedException:torch",  # torch/multiprocessing/spawn.py
+    "RemoteTraceback:multiprocessing",  # multiprocessing/pool.py
+    "_RemoteTraceback",  # concurrent/futures/process.py; joblib's loky
+)
+WORKER_TEXT = "in DataLoader worker process"
+"""torch/_utils.py: the class is kept, the text tells."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One way to recognise a kind. All that is given must fit: a class's name, its module, the text, a code."""
@@ -88,12 +101,20 @@ class Row:
 _ALLOCATOR = "c10/cuda/CUDACachingAllocator.cpp"
 _EXCEPTION = "c10/cuda/CUDAException.cpp"
 _STICKY_TEXT = (
-    r"(?s)(?:CUDA error|cudaError\w*|CUDA_ERROR_\w+).*?(?:device-side assert triggered"
-    r"|an illegal memory access was encountered|unspecified launch failure|misaligned address"
-    r"|an illegal instruction was encountered|hardware stack error|invalid program counter"
+    r"(?s)(?:(?i:CUDA[ _](?:runtime |driver )?(?:error|failure))|cudaError\w*|Gpu API call).*?"
+    r"(?:device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
+    r"|misaligned address|an illegal instruction was encountered|hardware stack error|invalid program counter"
     r"|operation not supported on global/shared address space|the launch timed out and was terminated"
     r"|uncorrectable ECC error encountered|uncorrectable NVLink error)"
-    r"|cudaErrorIllegalAddress|cudaErrorAssert\b|cudaErrorLaunchFailure|CUDA_ERROR_ILLEGAL_ADDRESS|CUDA_ERROR_ASSERT"
+    r"|cudaErrorIllegalAddress|cudaErrorAssert\b|cudaErrorLaunchFailure"
+    r"|CUDA_ERROR_(?:ILLEGAL_ADDRESS|ASSERT|LAUNCH_FAILED|LAUNCH_TIMEOUT|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS"
+    r"|INVALID_ADDRESS_SPACE|INVALID_PC|HARDWARE_STACK_ERROR|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE)"
+)
+_OTHERS = (
+    # how programs that call the driver or the runtime themselves report its error 2
+    r"(?i)\bcu(?:da)?_?(?:malloc|mem(?:alloc|create|map))\w*[^\n]{0,100}out of memory"
+    r"|\bcuda:? (?:(?:runtime |driver )?(?:error|failure) ?(?:\(?2\)?)? ?: ?)?out of memory"
+    r"|\[cuda\] out of memory|gpu api call\) out of memory|cuda failed with error 2 out of memory"
 )
 
 ROWS: tuple[Row, ...] = (
@@ -102,24 +123,49 @@ ROWS: tuple[Row, ...] = (
     Row("lost-context", text=_STICKY_TEXT, since="1.13", source=_EXCEPTION),
     # -- not GPU memory, although the words are near
     Row("shared-memory", classes=("OutOfResources:triton",), library="triton", source="triton/runtime/errors.py"),
-    Row("shared-memory", text=r"out of resource: shared memory", library="triton", source="triton/runtime/errors.py"),
+    Row(
+        "shared-memory",
+        text=r"out of resource: ",  # inductor says it as an OutOfMemoryError
+        library="triton",
+        source="triton/runtime/errors.py; torch/_inductor/runtime/triton_heuristics.py",
+    ),
     Row(
         "start-up",
         text=r"Unexpected error from cudaGetDeviceCount|Found no NVIDIA driver|driver on your system is too old"
         r"|CUDA driver initialization failed|No CUDA GPUs are available|CUDA unknown error"
         r"|cudaGetDeviceCount\(\) returned cudaErrorNotSupported"
-        r"|Torch not compiled with CUDA enabled",
+        r"|Torch not compiled with CUDA enabled|CUDA-capable device.{1,12}busy or unavailable",
         since="1.13",
-        source="c10/cuda/CUDAFunctions.cpp",
+        source="c10/cuda/CUDAFunctions.cpp; detectron2#2580",
     ),
     Row(
         "host-memory",
-        text=r"DefaultCPUAllocator|can't allocate memory|could not allocate [0-9]+ bytes.*(?:host|CPU)",
+        text=r"DefaultCPUAllocator|can't allocate memory|could not allocate [0-9]+ bytes.*(?:host|CPU)"
+        r"|unable to mmap [0-9]+ bytes.*Cannot allocate memory|HOST_ALLOCATION_FAILED",
         since="1.13",
-        source="c10/core/impl/alloc_cpu.cpp",
+        source="c10/core/impl/alloc_cpu.cpp; safetensors#528; cudnn_graph.h",
+    ),
+    Row(
+        "host-memory",
+        text=r"(?s)in pin memory thread for device.*CUDA error: out of memory",
+        since="1.13",
+        source="torch/utils/data/_utils/pin_memory.py; kraken#642",
+    ),
+    Row(
+        "host-memory", classes=("OSError",), text=r"\[Errno 12\]|\[WinError 1455\]", library="python", source="errno.h"
+    ),
+    Row(
+        "host-memory",
+        text=r"by allocator cpu\b|Unable to allocate [0-9.]+ [KMGTPE]iB for an array",
+        library="tensorflow",
+        source="darkflow#873; tensorflow#45238",
     ),
     Row("host-memory", classes=("_ArrayMemoryError:numpy",), library="numpy", source="numpy/_core/_exceptions.py"),
-    Row("communicator", text=r"NCCL.*(?:out of memory|Failed to CUDA (?:calloc|malloc))", source="NVIDIA/nccl#1235"),
+    Row(
+        "communicator",
+        text=r"(?s)NCCL.*Failed to CUDA (?:calloc|malloc)|NCCL.*out of memory",
+        source="NVIDIA/nccl#1235",
+    ),
     Row("communicator", text=r"Cuda failure (?:\[?2\]? )?'out of memory'", library="nccl", source="NVIDIA/nccl#1235"),
     Row(
         "lost-allocator",
@@ -130,7 +176,7 @@ ROWS: tuple[Row, ...] = (
     # -- the size is the mistake
     Row("wrong-size", text=r"CUDA out of memory\. Tried to allocate more than 1EB", since="1.13", source=_ALLOCATOR),
     # -- out of GPU memory
-    Row("gpu-memory", text=r"CUDA out of memory\.", since="1.13", source=_ALLOCATOR),
+    Row("gpu-memory", text=r"(?:CUDA|HIP) out of memory\.", since="1.13", source=_ALLOCATOR),
     Row(
         "gpu-memory",
         text=r"Allocation on device.*would exceed allowed memory",
@@ -146,9 +192,10 @@ ROWS: tuple[Row, ...] = (
     Row("gpu-memory", classes=("OutOfMemoryError:torch",), since="1.13", source="torch/cuda/__init__.py"),
     Row(
         "library-handle",
-        text=r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CURAND)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED",
+        text=r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
+        r"|CURAND_STATUS_ALLOCATION_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES|_DEVICE_ALLOCATION_FAILED",
         since="1.13",
-        source="aten/src/ATen/cuda/Exceptions.h",
+        source="aten/src/ATen/cuda/Exceptions.h; curand.h; cusparse.h; cudnn_graph.h",
     ),
     Row(
         "library-failed",
@@ -156,9 +203,17 @@ ROWS: tuple[Row, ...] = (
         text=r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(?:INTERNAL_ERROR|NOT_INITIALIZED)"
         r"(?!,? when calling `(?!\w*(?:Create|[Pp]lan|[Ww]orkspace|[Bb]ufferSize)))|CUFFT_INTERNAL_ERROR"
         r"|CURAND_STATUS_INITIALIZATION_FAILED|Unable to find a valid cuDNN algorithm"
-        r"|GET was unable to find an engine",
+        r"|(?:GET|FIND) was unable to find an engine",
         since="1.13",
         source="aten/src/ATen/cuda/Exceptions.h; seen with a full card on an H200",
+    ),
+    Row(
+        "library-failed",
+        text=r"operation gpu\w+Create\(&handle\) failed|cuSolver has not been initialized"
+        r"|DNN library initialization failed|StreamExecutor without BLAS support|Blas \w+ launch failed"
+        r"|Failed to get convolution algorithm|No algorithm worked",
+        library="jax, tensorflow",
+        source="jax#23616, #22626, #13504; tensorflow#25160",
     ),
     Row(
         "mapping",
@@ -183,24 +238,49 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "gpu-memory-runtime",
-        text=r"std::bad_alloc: (?:out_of_memory: )?(?:CUDA error|RMM failure)"
-        r"|RMM failure.*[Mm]aximum pool size exceeded",
+        text=r"std::bad_alloc: (?:out_of_memory: )?(?:CUDA error|RMM failure)|[Mm]aximum pool size exceeded",
         library="rmm",
         source="rapidsai/rmm#496, #1421",
     ),
     Row(
         "gpu-memory-runtime",
-        text=r"RESOURCE_EXHAUSTED: (?:Failed to allocate|Out of memory)",
-        classes=("JaxRuntimeError", "XlaRuntimeError"),
+        text=r"(?:RESOURCE_EXHAUSTED|Resource exhausted): (?:Failed to allocate|Out of memory)",
+        classes=("RuntimeError",),
         library="jax",
-        source="xla/pjrt/pjrt_client.cc",
+        source="xla/pjrt/pjrt_client.cc; mesh-transformer-jax#66",
     ),
     Row(
         "gpu-memory-runtime",
-        text=r"OOM when allocating tensor",
+        text=r"OOM when allocating tensor|failed to allocate memory",
         classes=("ResourceExhaustedError",),
         library="tensorflow",
-        source="tensorflow/core/framework/op_kernel.cc",
+        source="tensorflow/core/framework/op_kernel.cc; keras-ocr#195",
+    ),
+    Row("gpu-memory-runtime", text=r"Dst tensor is not initialized", library="tensorflow", source="tensorflow#7025"),
+    Row("gpu-memory-runtime", text=r"Out of memory error on GPU [0-9]", library="paddle", source="Paddle#42228"),
+    Row(
+        "gpu-memory-runtime",
+        text=r"BFCArena::\w+.*Failed to allocate memory for requested buffer",
+        library="onnxruntime",
+        source="onnxruntime/core/framework/bfc_arena.cc; onnxruntime#9939, #22702",
+    ),
+    Row(
+        "gpu-memory-runtime",
+        text=r"Failed to allocate [0-9]+ bytes on device 'cuda|Memory allocation failed on device: cuda",
+        library="warp",
+        source="warp/_src/context.py; ManiSkill#104",
+    ),
+    Row(
+        "gpu-memory-runtime",
+        text=r"Out of memory\. Requested [0-9.]+ MB; Free",
+        library="catboost",
+        source="catboost/cuda/cuda_lib/memory_pool/stack_like_memory_pool.h; catboost#2750",
+    ),
+    Row(
+        "gpu-memory-runtime",
+        text=_OTHERS,
+        library="faiss, lightgbm, mxnet, onnxruntime, opencv, pycuda, spconv, tiny-cuda-nn",
+        source="faiss#2105, #2580; mxnet#675; CMT#15; instant-ngp#488; opencv#23392",
     ),
     Row("host-memory", classes=("MemoryError:builtins",), library="python", source="Objects/exceptions.c"),
 )

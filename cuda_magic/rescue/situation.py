@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..devices.processes import own_namespace
 from ..memory.allocator import largest_free
 from ..memory.compaction.rules import DEFAULT
 from .classify import Fault
@@ -172,19 +173,37 @@ class Situation:
         reading = self.readings()
         return own_device(reading, self.device, self.allocator) if reading is not None else None
 
+    def own_process(self, listed: Mapping[int, int | None]) -> int | None:
+        """Which of the processes {pid: bytes} is this one; None where it cannot be known.
+
+        In a container the driver may tell the machine's pids, which say nothing here. This process is on the list all
+        the same: the smallest that holds what the allocator has reserved.
+        """
+        if os.getpid() in listed:
+            return os.getpid()
+        room = self.room()
+        if room is None or own_namespace():
+            return None
+        large = [(used, pid) for pid, used in listed.items() if used is not None and used >= room.reserved]
+        return min(large)[1] if large else None
+
     def others(self) -> int | None:
         """Bytes that other processes hold on the device; None where nobody tells."""
         card = self.reading()
         sizes = self.fault.sizes
         if card is not None and card.processes is not None and card.memory.used is not None:
-            own = next((p.used for p in card.processes if p.pid == os.getpid()), None)
+            listed = {p.pid: p.used for p in card.processes}
+            pid = self.own_process(listed)
+            own = listed[pid] if pid is not None else None
             if own is not None:
                 return max(0, card.memory.used - own)
-            named = [p.used for p in card.processes if p.used is not None]
+            named = [used for used in listed.values() if used is not None]
             if sizes.own is None and self.allocator is not None and not self.allocator.devices():
                 return sum(named) or card.memory.used
         if sizes.processes:
-            return sum(size for _, size in sizes.processes)
+            told = dict(sizes.processes)
+            pid = self.own_process(told) if sizes.own is None else None
+            return sum(size for one, size in told.items() if one != pid)
         if sizes.own is not None and sizes.capacity is not None and sizes.free is not None:
             return max(0, sizes.capacity - sizes.free - sizes.own)
         return None

@@ -34,7 +34,7 @@ class Survey:
 
 def survey(s: Situation, error: BaseException | None) -> Survey:
     """Who holds what. Reads only; where CUDA is not started, only what NVML and the message tell."""
-    if s.fault.kind.id in ("lost-context", "host-memory", "start-up"):
+    if s.fault.kind.id in ("lost-context", "host-memory", "start-up", "worker"):
         return Survey()
     found: list[Holder] = []
     room = s.room()
@@ -83,17 +83,17 @@ def _outside(s: Situation, room: Room | None) -> list[Holder]:
     """Other processes, this process's context, the driver."""
     rows: list[Holder] = []
     card = s.reading()
-    own = s.fault.sizes.own
+    sizes = s.fault.sizes
+    by_driver = card is not None and card.processes is not None
+    listed: dict[int, int | None] = dict(sizes.processes)
     if card is not None and card.processes is not None:
-        for process in card.processes:
-            if process.pid == os.getpid():
-                own = process.used
-            elif process.used is not None and process.used != s.fault.sizes.own:
-                who = _who(process.pid)
-                rows.append(Holder("process", f"process {process.pid}", process.used, s.device, who))
-    else:
-        told = s.fault.sizes.processes
-        rows += [Holder("process", f"process {pid}", size, s.device, _who(pid)) for pid, size in told]
+        listed = {process.pid: process.used for process in card.processes}
+    this = s.own_process(listed) if by_driver or sizes.own is None else None
+    own = listed[this] if this is not None else None
+    own = sizes.own if own is None else own
+    for pid, used in listed.items():
+        if pid != this and used is not None:
+            rows.append(Holder("process", f"process {pid}", used, s.device, _who(pid)))
     rest = own - room.reserved if own is not None and room is not None else 0
     for pool in pools():
         if pool.device == s.device:

@@ -219,7 +219,7 @@ def test_the_table_is_whole():
     assert all(row.kind in KINDS and row.source for row in ROWS)
     assert all(row.classes or row.text or row.codes for row in ROWS)
     assert all(row.since for row in ROWS if row.library == "torch" and row.kind != "communicator")
-    judged = {"context", "too-large", "other-process"}
+    judged = {"context", "too-large", "other-process", "worker"}
     assert {row.kind for row in ROWS} | judged == set(KINDS)
     assert {kind.repeat for kind in KINDS.values()} == {"ladder", "ambiguous", "never"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cuda_magic.devices.model import Device, Memory, Process, Reading
@@ -52,3 +54,46 @@ def test_the_first_tensor_waits_for_the_others_of_its_card(monkeypatch):
     assert RUNG.skip(situation) == ""
     done = RUNG.run(situation)
     assert (done.repeat, done.reason) == (True, "another process gave memory back")
+
+
+@pytest.mark.parametrize(("others", "held"), [((), 0), ((3 * GIB,), 3 * GIB), ((3 * GIB, GIB // 4), 13 * GIB // 4)])
+@pytest.mark.parametrize("by", ["driver", "message"])
+def test_in_a_container_this_process_is_not_taken_for_another(practice, monkeypatch, by, others, held):
+    """The driver tells the machine's pids, as on Kaggle and Colab: the memory is ours, and the batch may be smaller."""
+    from cuda_magic.rescue import situation, survey
+
+    monkeypatch.setattr(situation, "own_namespace", lambda: False)
+    practice.plain("mine = gpu.empty('14 GiB')")
+    own = 14 * GIB + GIB // 2
+    sizes = dict(enumerate((own, *others), 20398))
+    text = "CUDA out of memory. Tried to allocate 496.00 MiB. GPU 0 has a total capacity of 24.00 GiB "
+    text += "of which 1.00 GiB is free. "
+    text += "".join(f"Process {pid} has {used / GIB:.2f} GiB memory in use. " for pid, used in sizes.items())
+    card = Device(0, "A", "GPU-0", memory=Memory(24 * GIB, sum(sizes.values()), GIB))
+    if by == "driver":
+        card = replace(card, processes=tuple(Process(pid, used) for pid, used in sizes.items()))
+    s = Situation(
+        classify(type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})(text)),
+        GuardOptions(),
+        practice.gpu.allocator,
+        0,
+        practice.names,
+        readings=lambda: Reading(0.0, (card,)),
+    )
+    assert s.others() == held
+    rows = {h.kind: h.nbytes for h in survey.survey(s, None).holders}
+    assert sum(h.nbytes for h in survey.survey(s, None).holders if h.kind == "process") == held
+    assert rows["context"] == GIB // 2
+
+
+def test_where_pids_are_the_machines_own_nothing_is_guessed(practice, monkeypatch):
+    """A process that is not on the list does not take another's place."""
+    from cuda_magic.rescue import situation
+
+    practice.gpu.empty("1 GiB")
+    monkeypatch.setattr(situation, "own_namespace", lambda: True)
+    fault = classify(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    s = Situation(fault, GuardOptions(), practice.gpu.allocator, 0, {})
+    assert s.own_process({4: 9 * GIB}) is None
+    monkeypatch.setattr(situation, "own_namespace", lambda: None)
+    assert s.own_process({4: 9 * GIB, 5: GIB // 2, 6: None}) == 4
