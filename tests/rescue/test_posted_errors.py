@@ -7,8 +7,8 @@ The quoted line is the error's own; what stood around it is left out. The source
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+import subprocess
+import sys
 
 import pytest
 
@@ -451,19 +451,23 @@ def test_a_process_is_counted_once(error):
 FAIL = "from cuda_magic.testing.errors import OutOfMemoryError as E\nraise E('CUDA out of memory. Tried to allocate 2.00 GiB.')"
 
 
-@pytest.mark.parametrize("pool", ["futures", "multiprocessing"])
+POOLS = {
+    "futures": "ProcessPoolExecutor(1, context).submit(exec, FAIL).result()",
+    "multiprocessing": "context.Pool(1).apply(exec, (FAIL,))",
+}
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_the_error_of_a_real_worker(pool):
     """An error that a pool of processes hands on is the worker's: never repeated here."""
-    context = multiprocessing.get_context("spawn")
-    with pytest.raises(RuntimeError) as caught:
-        if pool == "futures":
-            with ProcessPoolExecutor(1, context) as made_pool:
-                made_pool.submit(exec, FAIL).result()
-        else:
-            with context.Pool(1) as made_pool:
-                made_pool.apply(exec, (FAIL,))
-    fault = classify(caught.value)
-    assert (fault.kind.id, fault.repeatable, fault.sizes.requested) == ("worker", False, 2 * GIB)
+    code = (
+        "import multiprocessing, os\nfrom concurrent.futures import ProcessPoolExecutor\n"
+        "from cuda_magic.rescue.classify import classify\ncontext = multiprocessing.get_context('fork')\n"
+        f"FAIL = {FAIL!r}\ntry:\n    {POOLS[pool]}\nexcept RuntimeError as error:\n    fault = classify(error)\n"
+        "    print(fault.kind.id, fault.repeatable, fault.sizes.requested, flush=True)\nos._exit(0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["worker", "False", str(2 * GIB)], done.stderr
 
 
 def test_a_workers_error_ends_the_cell_once(practice):
