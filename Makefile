@@ -15,8 +15,10 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/python -m cuda_magic.testing.demo notebooks/01_first_steps.ipynb
 
+# The address that it prints opens the tutorial too, as one needs where the browser is on another machine.
 lab: $(VENV)/.demo
-	$(BIN)/jupyter lab notebooks/01_first_steps.ipynb
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/01_first_steps.ipynb \
+		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: $(VENV)/.test
 	$(BIN)/python tests/run.py

@@ -1,7 +1,7 @@
 """cuda_magic: an IPython extension for people who use CUDA GPUs from notebooks.
 
 ``%load_ext cuda_magic`` registers ``%cuda_env``, ``%%cuda_guard``, ``%gpu_mem`` and ``%cuda_doctor``.
-Importing this module imports nothing heavy and starts nothing; the rooms below load when they are first used.
+Importing this module imports nothing heavy and starts nothing; what lies below loads when it is first used.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _parallel() -> Any:
     try:
         import ipyparallel
     except ImportError:
-        raise Missing("--cluster needs ipyparallel: %pip install 'cuda-magic[cluster]'") from None
+        raise Missing("--cluster needs ipyparallel: %pip install ipyparallel") from None
     return ipyparallel
 
 

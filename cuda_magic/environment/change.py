@@ -61,7 +61,7 @@ def parse(assignments: Sequence[str]) -> dict[str, str]:
     Raises
     ------
     UserError
-        If a word is no assignment or a name is no name.
+        If a word is no assignment, a name is no name, or one name has two values.
     """
     wanted = {}
     if "=" in assignments:
@@ -72,7 +72,8 @@ def parse(assignments: Sequence[str]) -> dict[str, str]:
             raise UserError(f"cuda_env: {word!r} has no value; write {word}=VALUE.")
         if not _NAME.fullmatch(name):
             raise UserError(f"cuda_env: {name!r} is not the name of a variable.")
-        wanted[name] = value
+        if wanted.setdefault(name, value) != value:
+            raise UserError(f"cuda_env: {name} is given two values, {wanted[name]} and {value}; write one.")
     return wanted
 
 

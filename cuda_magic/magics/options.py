@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
         """How the option before a word that is one too many is written."""
         before = list(self.words[: self.words.index(wrong)]) if wrong in self.words else []
         flag = next((word.partition("=")[0] for word in reversed(before) if word.startswith("-")), "")
-        return f"; {flag} takes one, as in {self.usages[flag]}" if flag in self.usages else ""
+        return f"; {flag} takes one word, as in {self.usages[flag]}" if flag in self.usages else ""
 
     def _hint(self, wrong: str) -> str:
         """The option that was meant: the only one that begins so, else the nearest; else all."""
@@ -173,7 +173,8 @@ class Spec:
         for word in words:
             flag = word.partition("=")[0]
             if flag in once and flag in seen:
-                raise UserError(f"{self.name}: {flag} is given twice; it is given once, as {once[flag]}")
+                usage = once[flag].removesuffix(".")
+                raise UserError(f"{self.name}: {flag} is given twice; write it once, as in {usage}.")
             if joined and joined[-1] in once and _NEGATIVE.match(word):
                 joined[-1] += f"={word}"
                 continue

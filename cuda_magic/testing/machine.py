@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..devices.model import Reading
+from ..devices.model import Reading, Status
 from .allocator import PracticeAllocator
 from .card import Card
 
@@ -32,6 +32,7 @@ class PracticeSource:
         return Reading(
             time=time.time(),
             devices=tuple(card.reading(pid) for card in self.cards),
+            status=Status(True, 0),
             driver_version=DRIVER,
             cuda_version=CUDA,
             label="PRACTICE",
@@ -63,6 +64,7 @@ class PracticeMachine:
 
     def startup(self, full: bool = False) -> Startup:
         """As if a child process had started CUDA on the practice cards; with `full` it also takes a first byte."""
+        from ..doctor.codes import cuda_name
         from ..doctor.startup import Allocation, StartedDevice, Startup
 
         devices = tuple(
@@ -86,6 +88,7 @@ class PracticeMachine:
         )
         return Startup(
             code=0,
+            error=cuda_name(0),
             device_count=len(devices),
             driver_api=13000,
             devices=devices,

@@ -184,6 +184,15 @@ def test_all_or_none():
     assert "CUDA_LAUNCH_BLOCKING" not in os.environ
 
 
+def test_one_name_with_two_values():
+    """Neither is set, and both are named; the same value twice is one."""
+    with pytest.raises(UserError, match="CUDA_LAUNCH_BLOCKING is given two values, 1 and 0; write one"):
+        command.set_all(["CUDA_LAUNCH_BLOCKING=1", "CUDA_LAUNCH_BLOCKING=0"])
+    assert "CUDA_LAUNCH_BLOCKING" not in os.environ
+    command.set_all(["CUDA_LAUNCH_BLOCKING=1", "CUDA_LAUNCH_BLOCKING=1"])
+    assert os.environ["CUDA_LAUNCH_BLOCKING"] == "1"
+
+
 def test_undo_is_a_stack():
     """Each undo takes one change back; with nothing left it is refused."""
     command.set_all(["CUDA_LAUNCH_BLOCKING=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID"])

@@ -28,15 +28,15 @@ MISTAKES = {
     "%%cuda_guard --wait -5\n1": "cuda_guard: --wait is 0 seconds or more, not -5.",
     "%%cuda_guard --wait 1m\n1": "cuda_guard: --wait takes a number of seconds, not '1m'.",
     "%%cuda_guard --retries -1\n1": "cuda_guard: --retries is 0 or more, not -1.",
-    "%%cuda_guard --retries 1 --retries 2\n1": "cuda_guard: --retries is given twice; it is given once, as --retries N",
+    "%%cuda_guard --retries 1 --retries 2\n1": "cuda_guard: --retries is given twice; write it once, as in --retries N.",
     "%%cuda_guard --checkpoint bs --checkpoint name\n1": (
-        "cuda_guard: --checkpoint is given twice; it is given once, as --checkpoint NAME,..."
+        "cuda_guard: --checkpoint is given twice; write it once, as in --checkpoint NAME,..."
     ),
     "%%cuda_guard --checkpoint bs name\n1": (
-        "cuda_guard: takes no argument 'name'; --checkpoint takes one, as in --checkpoint NAME,..."
+        "cuda_guard: takes no argument 'name'; --checkpoint takes one word, as in --checkpoint NAME,..."
     ),
     "%%cuda_guard --reserve 1 GiB\n1": (
-        "cuda_guard: takes no argument 'GiB'; --reserve takes one, as in --reserve SIZE."
+        "cuda_guard: takes no argument 'GiB'; --reserve takes one word, as in --reserve SIZE."
     ),
     "%%cuda_guard --reserve -1GiB\n1": ("cuda_guard: --reserve takes a size such as 2GiB or 512MiB, not '-1GiB'."),
     "%%cuda_guard --reserve 4\n1": (
