@@ -90,9 +90,9 @@ def _in_short(kept: dict[str, Any]) -> str:
     told = sum(case.right == "told" and bool(guard.get("right")) for case, guard, _ in found)
     plain = sum(plain["outcome"] == "yes" for _, _, plain in found)
     return (
-        f"{len(found)} causes, each in a fresh kernel on an {kept['where']['card']}: the plain cell gets through {plain}."
-        f" Guarded, {done} run as they are, {smaller} with the smaller batch that was asked for, and of {told} that nothing"
-        " can or may rescue the guard says why."
+        f"{len(found)} causes, each in a fresh kernel on an {kept['where']['card']}:"
+        f" the plain cell gets through {plain}. Guarded, {done} run as they are, {smaller} with the smaller batch that"
+        f" was asked for, and of {told} that nothing can or may rescue the guard says why."
     )
 
 

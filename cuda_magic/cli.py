@@ -6,6 +6,7 @@ Exit codes: 0 healthy or nothing to do, 1 findings, 2 CUDA unusable, 64 wrong us
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from .errors import CudaMagicError, UserError
 __all__ = ["main"]
 
 USAGE = 64
+PIPE = 128 + 13
+"""As of a program that SIGPIPE ended."""
 _JSON = ("--json", "the same as JSON")
 _COMMANDS: dict[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
     "doctor": (
@@ -36,7 +39,10 @@ _COMMANDS: dict[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
         " [NAME]",
         (
             ("NAME", "explain this variable"),
-            ("--export FORMAT", "the variables that are set, as shell, dotenv, dockerfile, docker-run, kubernetes, slurm, kernelspec, python"),
+            (
+                "--export FORMAT",
+                "what is set, as shell, dotenv, dockerfile, docker-run, kubernetes, slurm, kernelspec, python",
+            ),
             _JSON,
         ),
     ),
@@ -72,7 +78,18 @@ def _commands() -> dict[str, Callable[[list[str]], tuple[Any, int]]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit code. Each command takes its words and gives (result, exit code)."""
+    """Run one command; gives the exit code."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has read enough: no traceback, and nothing more is written at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Each command takes its words and gives (result, exit code)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help(words[1] if words[1:] and words[1] in _COMMANDS else ""))

@@ -22,7 +22,8 @@ PAGE = """{% extends "frame.html.jinja2" %}
 {% block title %}{{ title }}{% endblock %}
 {% block nav %}<h2>cuda_magic</h2><ul>{% for name, text in pages %}<li><a href="{{ name }}">{{ text }}</a></li>
 {% endfor %}<li><a href="cuda_magic.html">API</a></li></ul>{% endblock %}
-{% block content %}<main class="pdoc"><section class="module-info"><div class="docstring">{{ body | safe }}</div>
+{% block content %}<style>.docstring img { max-width: 100%; } .docstring table { font-size: 90%; }</style>
+<main class="pdoc"><section class="module-info"><div class="docstring">{{ body | safe }}</div>
 </section></main>{% endblock %}"""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -16,7 +18,7 @@ def test_help_names_each_command_with_its_options(capsys, words):
     """A line for each command, and the exit codes."""
     assert cli.main(words) == 0
     said = capsys.readouterr().out
-    assert [line.split()[1] for line in said.splitlines() if line.startswith("  cuda-magic ")] == ["doctor", "mem", "env"]
+    assert re.findall(r"^  cuda-magic (\w+)", said, re.MULTILINE) == ["doctor", "mem", "env"]
     assert "[--who]" in said and "[--export FORMAT]" in said and "64 wrong usage" in said
 
 
@@ -60,3 +62,12 @@ def test_no_words_at_all(capsys):
     """The help, and the exit code of wrong usage."""
     assert cli.main([]) == cli.USAGE
     assert capsys.readouterr().out.startswith("usage: cuda-magic COMMAND")
+
+
+def test_a_reader_that_has_seen_enough():
+    """`cuda-magic ... | head`: no traceback when the other end of the pipe is closed."""
+    words = [sys.executable, "-u", "-m", "cuda_magic", "env", "CUDA_VISIBLE_DEVICES"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as done:
+        done.stdout.close()
+        assert done.stderr.read() == ""
+    assert done.returncode == cli.PIPE

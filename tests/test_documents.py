@@ -54,7 +54,7 @@ def test_rungs_on_the_page_are_the_ladders():
     from cuda_magic.rescue.options import RUNGS
 
     assert cuda_guard.RUNGS == RUNGS  # the magic's own list spares the import
-    part = (ROOT / "docs" / "guard.md").read_text().split("## The ladder")[1].split("\n\n")[0]
+    part = (ROOT / "docs" / "guard.md").read_text().split("## The ladder")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\w+) \|", part, re.MULTILINE)
     assert rows[1:] == list(RUNGS)
 

@@ -63,7 +63,7 @@ def parse(assignments: Sequence[str]) -> dict[str, str]:
     UserError
         If a word is no assignment, a name is no name, or one name has two values.
     """
-    wanted = {}
+    wanted: dict[str, str] = {}
     if "=" in assignments:
         raise UserError("cuda_env: write NAME=VALUE without spaces around the equals sign.")
     for word in assignments:

@@ -27,7 +27,13 @@ SPEC = Spec(
     options=(
         Option("--unset", "unset the variables named", "NAME", {"nargs": "+", "default": []}),
         Option("--devices", "make these GPUs the visible ones, numbered as nvidia-smi does", "LIST"),
-        Option("--preset", f"set one of {', '.join(_PRESETS)}; without a name list them", "NAME", {"nargs": "?", "const": ""}, _PRESETS),
+        Option(
+            "--preset",
+            f"set one of {', '.join(_PRESETS)}; without a name list them",
+            "NAME",
+            {"nargs": "?", "const": ""},
+            _PRESETS,
+        ),
         Option("--undo", "back to what stood before the last change"),
         Option("--export", f"the variables that are set, as {', '.join(_FORMATS)}", "FORMAT", {}, _FORMATS),
         Option("--restart", "start this kernel anew, in place, with the environment as it is now"),

@@ -28,7 +28,9 @@ MISTAKES = {
     "%%cuda_guard --wait -5\n1": "cuda_guard: --wait is 0 seconds or more, not -5.",
     "%%cuda_guard --wait 1m\n1": "cuda_guard: --wait takes a number of seconds, not '1m'.",
     "%%cuda_guard --retries -1\n1": "cuda_guard: --retries is 0 or more, not -1.",
-    "%%cuda_guard --retries 1 --retries 2\n1": "cuda_guard: --retries is given twice; write it once, as in --retries N.",
+    "%%cuda_guard --retries 1 --retries 2\n1": (
+        "cuda_guard: --retries is given twice; write it once, as in --retries N."
+    ),
     "%%cuda_guard --checkpoint bs --checkpoint name\n1": (
         "cuda_guard: --checkpoint is given twice; write it once, as in --checkpoint NAME,..."
     ),

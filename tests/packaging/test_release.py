@@ -72,13 +72,17 @@ def test_the_wheel_is_the_package(archives):
 
 
 def test_metadata(archives):
-    """Version from the one place, licence by its SPDX name, README as the long description, no torch required."""
+    """Version from the one place, licence by its SPDX name, README with whole addresses, no torch required."""
     with zipfile.ZipFile(archives[1]) as wheel:
         said = email.message_from_string(wheel.read(f"cuda_magic-{VERSION}.dist-info/METADATA").decode())
         scripts = wheel.read(f"cuda_magic-{VERSION}.dist-info/entry_points.txt").decode()
     assert (said["Name"], said["Version"], said["License-Expression"]) == ("cuda-magic", VERSION, "MIT")
     assert said["Requires-Python"] == ">=3.10" and said["Description-Content-Type"] == "text/markdown"
-    assert said.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+    shown = said.get_payload()
+    where = "https://github.com/cuda-magic/cuda-magic"
+    assert re.sub(rf"{where}/(blob|raw)/main/", "", shown).strip() == (ROOT / "README.md").read_text().strip()
+    assert not [target for target in re.findall(r"\]\(([^)]+)\)", shown) if "://" not in target and target[0] != "#"]
+    assert f"({where}/raw/main/docs/images/rescue.png)" in shown and f"({where}/blob/main/docs/guard.md)" in shown
     always = [one for one in said.get_all("Requires-Dist") if "extra ==" not in one]
     assert len(always) <= 6 and not any(one.startswith(("torch", "numpy", "pandas")) for one in always)
     assert "cuda-magic = cuda_magic.cli:main" in scripts
