@@ -34,8 +34,9 @@ def _ending(path: Path) -> str:
     return path.suffix.lower()
 
 
-def _rows(table: MemoryTable) -> list[dict[str, Any]]:
-    stamp = {"time": round(table.reading.time, 3), "label": table.reading.label}
+def _rows(table: MemoryTable, after: float = 0.0) -> list[dict[str, Any]]:
+    """One row a device. Rows of one time are one reading, so the time is later than `after`, the reading before."""
+    stamp = {"time": round(max(table.reading.time, after + 0.001), 3), "label": table.reading.label}
     return [{name: {**row, **stamp}.get(name) for name in FIELDS} for row in table.rows()]
 
 
@@ -85,10 +86,12 @@ class Recorder:
         self._file.flush()
 
     def _run(self) -> None:
-        due = time.monotonic()
+        due, last = time.monotonic(), 0.0
         while True:
             try:
-                self._tick(_rows(self._read()))
+                rows = _rows(self._read(), last)
+                self._tick(rows)
+                last = rows[-1]["time"] if rows else last
             except Exception as error:  # noqa: BLE001 - a traceback here would land in somebody's cell
                 self.failure = f"{type(error).__name__}: {error}"
                 return

@@ -9,7 +9,7 @@ import pytest
 import cuda_magic.testing
 from cuda_magic.devices import recording
 from cuda_magic.devices.command import once
-from cuda_magic.devices.replay import _line, replay
+from cuda_magic.devices.replay import replay
 from cuda_magic.errors import UserError
 from cuda_magic.machine import use
 
@@ -50,10 +50,17 @@ def test_what_is_read_back_is_what_was_written(gpu, tmp_path, ending, capfd):
     assert "PRACTICE" in repr(answer) and len(answer.rows()) == len(answer.tables) >= 3
 
 
-def test_the_line_over_time_uses_its_height():
-    """The highest reading is the highest mark, on a card of any size; nothing used is the lowest, unknown a space."""
-    assert _line([0, 4, None, 8], 8) == "▁▄ █"
-    assert _line([0, 0], 0) == "▁▁"
+def test_two_readings_in_one_millisecond_stay_two(gpu, tmp_path):
+    """A recorder that is late reads twice at once; the times differ all the same, and stay in order."""
+    table = once()
+    path = tmp_path / "run.csv"
+    made = recording.Recorder(path, lambda: table, 0.0)
+    while made.ticks < 5:
+        time.sleep(0.01)
+    made.stop()
+    times = [found.reading.time for found in replay(path).tables]
+    assert len(times) == made.ticks and times == sorted(set(times))
+    assert all(len(found.splits) == 1 for found in replay(path).tables)
 
 
 def test_a_second_recording_ends_the_first(gpu, tmp_path):
