@@ -14,6 +14,8 @@ from typing import Any
 import IPython
 from IPython.display import display
 
+from .postmortem import Noted
+
 __all__ = ["Failure", "Show", "forget"]
 
 _IPYTHON = str(Path(IPython.__file__).parent) + os.sep
@@ -27,18 +29,24 @@ _OUTER_CELL = ("get_ipython", "run_cell_magic")
 
 def forget(error: BaseException) -> None:
     """Drop the frames of an error and of those it came from or holds: frames hold what their variables held."""
-    todo, seen = [error], set()
-    while todo:
-        one = todo.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
+    for one in _related(error):
         traceback.clear_frames(one.__traceback__)
         for frame, _ in traceback.walk_tb(one.__traceback__):
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
                 frame.f_locals  # noqa: B018 - up to Python 3.12 a snapshot taken earlier lives on until it is renewed
         one.__traceback__ = None
-        todo += [e for e in (one.__cause__, one.__context__, *_members(one)) if e is not None]
+
+
+def _related(error: BaseException) -> list[BaseException]:
+    """The error, those that it came from and those that it holds, each once."""
+    found: dict[int, BaseException] = {}
+    todo = [error]
+    while todo:
+        one = todo.pop()
+        if id(one) not in found:
+            found[id(one)] = one
+            todo += [e for e in (one.__cause__, one.__context__, *_members(one)) if e is not None]
+    return list(found.values())
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:
@@ -81,6 +89,14 @@ def _is_machinery(code: CodeType) -> bool:
     )
 
 
+def _noted(error: BaseException, tb: TracebackType | None, shell: Any) -> Noted | None:
+    """What the debugger is to find; of the error itself from `tb` on."""
+    try:
+        return Noted([(one, tb if one is error else one.__traceback__) for one in _related(error)], shell.user_ns)
+    except Exception:  # noqa: BLE001 - shown without it
+        return None
+
+
 class Failure:
     """An error whose frames are forgotten, with the text of its traceback; what is raised if no rescue succeeds.
 
@@ -108,15 +124,19 @@ class Failure:
         finally:
             shower.tb = last  # it keeps the frames of what it formatted
             records.forget()
-            del tb
+        self._noted = _noted(error, tb, shell)
+        del tb
         forget(error)
 
     def attach(self, error: BaseException, *lines: str) -> None:
-        """Let IPython show the kept text for `error`, with `lines` below."""
+        """Let IPython show the kept text for `error`, with `lines` below; the debugger finds the frames as noted."""
+        if self._noted is not None:
+            self._noted.put_back()
         try:
             error._render_traceback_ = _Text([*self.text, *lines])  # type: ignore[attr-defined]
-        except Exception:  # noqa: BLE001 - it takes no attributes: shown without its frames
+        except Exception:  # noqa: BLE001 - it takes no attributes: shown as the debugger sees it
             pass
+        del self, error  # the frames that were made anew keep this one
 
 
 class _Records:
@@ -168,7 +188,7 @@ class Show:
         self.shell = shell
         self._error: int | None = None
         self._below: Any = None
-        self._group_text: list[str] | None = None
+        self._text: list[str] | None = None
         self._refused = False
         self._before: Any = None
 
@@ -187,7 +207,7 @@ class Show:
             return  # told of already, with what belongs below
         self.cancel()
         self._error, self._below = id(error), below
-        self._group_text = text if text and _holds_group(error) else None
+        self._text = text or None
         self._refused = error is refused
         self._before = vars(self.shell).get("showtraceback")
         self.shell.showtraceback = self._showtraceback
@@ -203,23 +223,33 @@ class Show:
             else:
                 self.shell.showtraceback = self._before
 
-    def _showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
-        error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
-        ours, below, text = id(error) == self._error, self._below, self._group_text
+    def _showtraceback(self, *args: Any, **options: Any) -> None:
+        given = args[0] if args else options.get("exc_tuple")
+        error = given[1] if given else sys.exc_info()[1]
+        ours, below, text = id(error) == self._error, self._below, self._text
         self.cancel()
-        self._below = None
+        self._below = self._text = None
         if not ours or error is None:
-            self.shell.showtraceback(exc_tuple, *args, **options)
+            self.shell.showtraceback(*args, **options)
             return
         top = error.__traceback__
         if top is not None:
             top.tb_next = _below_us(top.tb_next)
-        if text is not None:
-            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, top
+        if text is not None and _holds_group(error):
+            for name, value in _last(type(error), error, top):
+                setattr(sys, name, value)
             sys.stderr.write("".join(text))
         elif self._refused:
             self.shell.showtraceback()
         else:
-            self.shell.showtraceback(exc_tuple, *args, **options)
+            self.shell.showtraceback(*args, **options)
+            if text is not None:  # where IPython formats a traceback, its debugger finds it here
+                self.shell.InteractiveTB.tb = top
         if below is not None:
             display(below)
+
+
+def _last(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> list[tuple[str, Any]]:
+    """What Python keeps of the last error that was shown."""
+    kept: list[tuple[str, Any]] = [("last_type", kind), ("last_value", error), ("last_traceback", tb)]
+    return [*kept, ("last_exc", error)] if sys.version_info >= (3, 12) else kept

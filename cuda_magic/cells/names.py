@@ -16,7 +16,7 @@ from typing import Any
 
 from .rescuer import Step
 
-__all__ = ["Saved", "bound", "perhaps_bound"]
+__all__ = ["Saved", "bound", "is_plain", "perhaps_bound"]
 
 
 def _ops(*names: str) -> frozenset[int]:
@@ -123,7 +123,7 @@ class _Mark:
         self.id = id(value)
         self._held: tuple[object, ...] = ()
         self._weak: weakref.ref[Any] | None = None
-        if _is_plain(value):
+        if is_plain(value):
             self._held = (value,)
             return
         try:
@@ -140,16 +140,23 @@ class _Mark:
         return self._held[0] if self._held else self._weak and self._weak()
 
 
-def _is_plain(value: object) -> bool:
-    """Whether holding `value` can hold no memory worth naming."""
+_module, _dict_offset = (vars(type)[name].__get__ for name in ("__module__", "__dictoffset__"))
+"""These attributes of a class, past its metaclass."""
+
+
+def is_plain(value: object) -> bool:
+    """Whether holding `value` can hold no memory worth naming. No code of the user's runs, whatever its class does."""
     kind = type(value)
     if kind in _PLAIN:
         return True
     if kind is str or kind is bytes:
         return len(value) <= _SMALL  # type: ignore[arg-type]
-    if isinstance(value, tuple) and not hasattr(value, "__dict__"):  # shapes, torch.Size
-        return len(value) <= 16 and all(type(item) in _PLAIN for item in value)
-    return kind.__module__ == "numpy" and getattr(value, "shape", None) == () and kind.__name__ != "ndarray"
+    if issubclass(kind, tuple):  # shapes, torch.Size
+        items: Any = value
+        few = not _dict_offset(kind) and tuple.__len__(items) <= 16
+        return few and all(type(item) in _PLAIN for item in tuple.__iter__(items))
+    home = _module(kind)
+    return type(home) is str and home == "numpy" and getattr(value, "shape", None) == () and kind.__name__ != "ndarray"
 
 
 def _binds_at_its_end(step: Step) -> bool:

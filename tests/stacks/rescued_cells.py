@@ -101,23 +101,42 @@ CASES = [
 """Each fills the card first, but for the plain one."""
 
 FAILURES = [
-    Case("not_rescued", "gpu.empty('4 GiB')", then=("%tb",)),
-    Case("in_a_function", "def f():\n    return gpu.empty('4 GiB')\nf()", then=("%tb",)),
+    Case("not_rescued", "here = 4\ngpu.empty('4 GiB')", then=("%tb", "%debug")),
+    Case(
+        "in_a_function",
+        "def f(here):\n    return gpu.empty('4 GiB')\nf(3)",
+        then=("%tb", "%debug", "import traceback\ntraceback.print_tb(sys.last_traceback.tb_next)"),
+    ),
+    Case(
+        "in_a_method",
+        "class A:\n    def m(self, *here):\n        self.x = (here, gpu.empty('4 GiB'))\na = A()\na.m(4, [5])",
+        then=("%tb", "%debug"),
+    ),
+    Case("in_a_class", "class A:\n    here = 3\n    x = gpu.empty('4 GiB')", then=("%tb", "%debug")),
+    Case("in_a_comprehension", "(lambda here: [gpu.empty('4 GiB') for _ in [here]])(4)", then=("%tb", "%debug")),
+    Case(
+        "in_a_generator",
+        "def g(here):\n    yield (here +\n        gpu.empty('4 GiB'))\nlist(g(3))",
+        then=("%tb", "%debug"),
+    ),
+    Case("in_exec", "exec('here = 3\\ngpu.empty(\"4 GiB\")')", then=("%tb", "%debug")),
     Case(
         "chained",
-        "try:\n    gpu.empty('4 GiB')\nexcept RuntimeError as e:\n    raise ValueError('training failed') from e",
-        then=("%tb",),
+        "def f(here):\n    try:\n        gpu.empty('4 GiB')\n    except RuntimeError as e:\n        raise ValueError('training failed') from e\nf(2)",
+        then=("%tb", "%debug"),
     ),
     Case(
         "in_a_group",
         "try:\n    gpu.empty('4 GiB')\nexcept RuntimeError as e:\n    raise ExceptionGroup('two', [e, KeyError('k')])",
         needs=(3, 11),
+        then=("%debug",),
     ),
     Case("after_output", "print('before')\nx = 1\ngpu.empty('4 GiB')"),
     Case(
         "in_an_await",
         "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return gpu.empty('4 GiB')\nawait f()",
+        then=("%debug",),
     ),
     Case("not_stored", "gpu.empty('4 GiB')", store_history=False),
 ]
-"""No room can be made: the plain cell's error, and the report below (%debug finds no variables then: docs/cells.md)."""
+"""No room can be made: the plain cell's error, and the report below; what the debugger finds is the plain cell's too."""
