@@ -6,16 +6,20 @@ import ast
 import codeop
 import inspect
 import io
+import linecache
 import tokenize
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core.displayhook import DisplayHook
 
 from .names import bound, perhaps_bound
 from .rescuer import Step
-from .translate import Translated, blank, compiler_flags
+from .translate import Translated, blank, commented, compiler_flags, may_await, may_warn
+
+if TYPE_CHECKING:
+    from .hooks import Hooks
 
 __all__ = ["Body", "Compiled"]
 
@@ -60,47 +64,99 @@ class Compiled(NamedTuple):
 
 
 class Body:
-    """A cell's body under the file name, the number and the line numbers that the plain cell would have.
+    """The statements of a cell, each compiled as IPython would compile it.
 
     Parameters
     ----------
     shell
         IPython's shell.
-    body
-        The cell below the magic's line.
-    translated
-        The same with its magics translated.
-    raw
-        The whole cell as the user typed it, or None if unknown.
-    number
-        n of ``In[n]``.
-    magic
-        Name of the cell magic, for the first line where `raw` is not known.
+    nodes
+        Its statements, after IPython's transformers of the tree.
+    name
+        The file name that they are compiled for; IPython keeps the cell's text under it.
+    interactivity
+        Which of them are shown, as ``shell.ast_node_interactivity`` says it.
+    returned
+        Whether the last expression's value is given back and not shown: the cell magic's, which the outer cell shows.
+    compiler
+        The shell's own, or another that the cell is to be compiled with.
+    in_turn
+        Whether a statement is compiled when its turn comes, and not before: somebody could tell.
     """
 
     def __init__(
-        self, shell: Any, body: str, translated: Translated, raw: str | None, number: int, *, magic: str
+        self,
+        shell: Any,
+        nodes: list[ast.stmt],
+        name: str,
+        interactivity: str,
+        *,
+        returned: bool,
+        compiler: Any,
+        in_turn: bool,
     ) -> None:
-        self.shell = shell
-        self.source = translated.source
+        self.shell, self.nodes, self.name = shell, nodes, name
+        self._mode, self._returned, self._compiler, self._in_turn = interactivity, returned, compiler, in_turn
+        self.awaits = False
+        """Whether it awaits at its top level."""
         self.refused: BaseException | None = None
         """What the compiler said of a statement that could be parsed."""
-        above = [f"%%{magic}"]
+
+    @property
+    def _lines(self) -> list[str]:
+        return [line.rstrip("\n") for line in linecache.getlines(self.name)]
+
+    @classmethod
+    def below_magic(cls, hooks: Hooks, body: str, translated: Translated) -> Body:
+        """The cell below a magic's line, under the file name, number and line numbers that the plain cell would have.
+
+        `translated` is `body` as Python.
+        """
+        shell, raw = hooks.shell, hooks.raw
+        above = [f"%%{hooks.name}"]
         if raw is not None and raw.rstrip("\n").endswith(body.rstrip("\n")):
             whole, part = raw.rstrip("\n"), body.rstrip("\n")
-            # %cuda_guard --all: the cell has no line of the magic's, and nothing stands above
-            above = whole[: len(whole) - len(part)].split("\n")[:-1] if len(whole) != len(part) else []
+            above = whole[: len(whole) - len(part)].split("\n")[:-1]
         else:
             raw = None
-        above += blank(body)
-        padded = "".join([f"# {line}\n" if line else "\n" for line in above]) + self.source
-        self._lines = padded.splitlines()
-        self.name = shell.compile.cache(padded, number, raw_code=raw or padded)
+        padded = "".join(commented([*above, *blank(body)])) + translated.source
+        name = shell.compile.cache(padded, hooks.number, raw_code=raw or padded)
         tree = translated.tree
-        if len(above) != translated.above or translated.warns:
-            tree = shell.compile.ast_parse(padded, filename=self.name)
-        self.nodes: list[ast.stmt] = shell.transform_ast(tree).body
-        self._in_turn = translated.warns or any(word in self.source for word in ("__future__", "await", "async"))
+        if len(above) + len(blank(body)) != translated.above or translated.warns:
+            tree = shell.compile.ast_parse(padded, filename=name)
+        made = cls(
+            shell,
+            shell.transform_ast(tree).body,
+            name,
+            shell.ast_node_interactivity,
+            returned=True,
+            compiler=shell.compile,
+            in_turn=translated.warns or _in_turn(translated.source),
+        )
+        made.awaits = translated.awaits
+        return made
+
+    @classmethod
+    def of_cell(cls, shell: Any, nodes: list[ast.stmt], name: str, interactivity: str, compiler: Any) -> Body:
+        """The cell that IPython has read and parsed."""
+        source = "".join(linecache.getlines(name))
+        made = cls(
+            shell,
+            nodes,
+            name,
+            interactivity,
+            returned=False,
+            compiler=compiler,
+            in_turn=may_warn(source) or _in_turn(source),
+        )
+        if may_await(source):
+            try:
+                flags = compiler.flags | compiler_flags(shell)
+                code = compile(ast.Module([*nodes], []), name, "exec", flags, True)
+                made.awaits = bool(code.co_flags & inspect.CO_COROUTINE)
+            except Exception:  # noqa: BLE001 - it is raised when the statement's turn comes
+                pass
+        return made
 
     def statements(self) -> Iterator[Compiled]:
         """Each top-level statement, compiled when its turn comes at the latest.
@@ -109,18 +165,18 @@ class Body:
         change the compiler's flags, and it warns of nothing. Each costs a third then, since the compiler is at it.
         """
         rename = getattr(self.shell, "_update_code_co_name", None)  # IPython 7.34 and 8: "<cell line: n>"
-        mode = self.shell.ast_node_interactivity
-        units = self._units(mode, together=rename is None and mode not in ("all", "last"))
+        units = self._units(together=rename is None and self._mode not in ("all", "last"))
+        lines = self._lines
         codes = [] if self._in_turn else self._compile_ahead(units)
         for i, (index, nodes, tree, kind, plain) in enumerate(units):
             code = codes[i] if i < len(codes) else self._compile(nodes[0], tree, kind)
             if rename is not None:
                 code = rename(code)
-            yield Compiled(Statement(index, nodes, code, self._lines), code, kind == "eval", plain)
+            yield Compiled(Statement(index, nodes, code, lines), code, kind == "eval", plain)
 
-    def _units(self, mode: str, together: bool) -> list[tuple[int, list[ast.stmt], ast.mod, str, bool]]:
+    def _units(self, together: bool) -> list[tuple[int, list[ast.stmt], ast.mod, str, bool]]:
         """(index of the last statement, statements, what is compiled, how, whether they only name constants)."""
-        nodes = list(self.nodes)
+        nodes, mode = list(self.nodes), self._mode
         if not nodes:
             return []
         name = _assigned_name(nodes[-1]) if mode == "last_expr_or_assign" else None
@@ -137,8 +193,8 @@ class Body:
                 index += len(group) - 1
                 found.append((index, group, ast.Module([*group], []), "exec", True))
             elif last and isinstance(node, ast.Expr) and mode != "none":
-                # The magic returns this value and the outer cell displays it, once and by its own rules.
-                found.append((index, [node], ast.Expression(node.value), "eval", False))
+                shown = ast.Expression(node.value) if self._returned else ast.Interactive([node])
+                found.append((index, [node], shown, "eval" if self._returned else "single", False))
             elif mode == "all" or (mode == "last" and last):
                 found.append((index, [node], ast.Interactive([node]), "single", False))
             else:
@@ -156,7 +212,7 @@ class Body:
 
     def _compile(self, node: ast.stmt, tree: ast.mod, kind: str) -> CodeType:
         """As the shell's compiler does it, without its search for new ``__future__`` flags where none can be."""
-        compiler, flags = self.shell.compile, compiler_flags(self.shell)
+        compiler, flags = self._compiler, compiler_flags(self.shell)
         try:
             if isinstance(node, ast.ImportFrom) or type(compiler).__call__ is not codeop.Compile.__call__:
                 with compiler.extra_flags(flags):
@@ -171,13 +227,19 @@ class Body:
     @property
     def silenced(self) -> bool:
         """Whether the last token is a semicolon."""
-        if not self.source.rstrip().endswith(";") and "#" not in self.source.rstrip().rpartition("\n")[2]:
+        source = "".join(linecache.getlines(self.name))
+        if not source.rstrip().endswith(";") and "#" not in source.rstrip().rpartition("\n")[2]:
             return False  # spares the tokenizer
         check = getattr(DisplayHook, "semicolon_at_end_of_expression", _ends_in_semicolon)
         try:
-            return bool(check(self.source))
+            return bool(check(source))
         except Exception:  # noqa: BLE001 - it raises on what it cannot tokenize
             return False
+
+
+def _in_turn(source: str) -> bool:
+    """Whether a statement may change how a later one is compiled, or wait."""
+    return "__future__" in source or may_await(source)
 
 
 def _constants(nodes: list[ast.stmt], start: int) -> list[ast.stmt]:

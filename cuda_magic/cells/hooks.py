@@ -10,6 +10,7 @@ from IPython.core.magic import no_var_expand
 
 if TYPE_CHECKING:
     from .failure import Show
+    from .front import Front
     from .translate import Translated
 
 __all__ = ["AWAITING", "Hooks"]
@@ -54,13 +55,15 @@ class Hooks:
 
     def __init__(self, shell: Any, names: Iterable[str] = ("cuda_guard", "gpu_mem")) -> None:
         self.shell = shell
+        self.front: Front | None = None
+        """Takes the first line off guarded cells, once `guard` was called."""
         self.names = tuple(names)
         self._show: Show | None = None
         self.raw: str | None = None
         """The running cell as typed; None if it is not one of the user's."""
         self.stored = False
         """Whether the running cell goes into the history."""
-        self._running = False
+        self._depth = 0
         self.awaited = False
         """Whether the magic that is being called will be awaited."""
         self.name = self.names[0]
@@ -83,6 +86,11 @@ class Hooks:
         """n of the running cell's ``In[n]``: IPython 9 counts up before it runs a cell, 7 and 8 after."""
         number: int = self.shell.displayhook.prompt_count if self.stored else self.shell.execution_count
         return number
+
+    @property
+    def running(self) -> bool:
+        """Whether a cell runs: what is read now is no cell of the user's, but a body below a magic, or a script."""
+        return self._depth > 0
 
     def translate(self, body: str) -> Translated:
         """`body` as Python; kept until a cell has run, since a front end and the magic ask for the same one again."""
@@ -108,12 +116,16 @@ class Hooks:
         self.shell.events.register("pre_run_cell", self._pre_run_cell)
         self.shell.events.register("post_execute", self._post_execute)
         self.shell.input_transformers_post.append(self._transform)
+        if self.front is not None:
+            self.front.install()
         self.shell.register_magic_function(self._awaiting, "cell", AWAITING)
 
     def remove(self) -> None:
         """Undo `install`; a second call does nothing."""
         if self._show is not None:
             self._show.cancel()
+        if self.front is not None:
+            self.front.remove()
         if self._transform not in self.shell.input_transformers_post:
             return
         self.shell.input_transformers_post.remove(self._transform)
@@ -125,14 +137,17 @@ class Hooks:
     def _pre_execute(self) -> None:  # fires for silent runs too, which have no pre_run_cell
         if self._show is not None:
             self._show.cancel()
-        self.raw, self.stored, self.awaited, self._running = None, False, False, True
+        self.raw, self.stored, self.awaited = None, False, False
+        self._depth += 1
 
     def _post_execute(self) -> None:
-        self._running = False
+        self._depth = max(0, self._depth - 1)  # for an empty cell IPython says the end alone
         self._last = None  # what an automagic, an alias or autocall means may be another thing by now
 
     def _pre_run_cell(self, info: Any) -> None:
         self.raw, self.stored = info.raw_cell, bool(info.store_history)
+        if self.front is not None:
+            self.front.begins(info.raw_cell)
 
     @no_var_expand
     def _awaiting(self, line: str, cell: str) -> Any:
@@ -147,6 +162,8 @@ class Hooks:
 
     def _transform(self, lines: list[str]) -> list[str]:
         """Put an await before a call of ours. It must never raise: an error here would break every cell."""
+        if self.front is not None and not self.translating and (above := self.front.read()) is not None:
+            return [*above, *lines]
         before, self.translating = self.translating, True
         try:
             return self._transformed(lines)
@@ -172,6 +189,6 @@ class Hooks:
         except SyntaxError:
             # IPython reports the mistake best itself: it gets the cell, with the magic's line as a comment.
             return [f"# %%{name} {line}".rstrip() + "\n", *self.shell.transform_cell(body).splitlines(keepends=True)]
-        if not translated.awaits or self._running:  # below another cell magic nobody could await: the magic says so
+        if not translated.awaits or self.running:  # below another cell magic nobody could await: the magic says so
             return lines
         return [f"await get_ipython().run_cell_magic({AWAITING!r}, {f'{name} {line}'!r}, {body!r})\n"]

@@ -15,9 +15,8 @@ from .body import Body, Compiled
 from .failure import Failure
 from .names import Saved
 from .rescuer import Rescuer
-from .translate import Translated
 
-__all__ = ["run", "run_plain"]
+__all__ = ["run", "run_body", "run_plain"]
 
 T = TypeVar("T")
 
@@ -65,8 +64,19 @@ def _start(magics: Any, body: str, rescuer: Rescuer | None, done: Callable[[], A
     translated = hooks.take(body)
     if translated.awaits and not awaited:
         raise UserError(f"a cell that awaits needs %%{hooks.name} as its very first line.")
-    cell = _cell(hooks, body, translated, rescuer, done)
-    return cell if awaited else _drive(cell)
+    cell = Body.below_magic(hooks, body, translated)
+    run = _cell(hooks, cell, rescuer, done)
+    return run if awaited else _drive(run)
+
+
+def run_body(hooks: Any, cell: Body, rescuer: Callable[[], Rescuer]) -> Any:
+    """Run a cell that IPython has read itself. `rescuer` makes what is told of each statement, or says why it cannot.
+
+    Returns None; a coroutine where the cell awaits. It raises what the cell raises.
+    """
+    __tracebackhide__ = True
+    run = _cell(hooks, cell, rescuer(), None)
+    return run if cell.awaits else _drive(run)
 
 
 def _drive(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -109,13 +119,10 @@ def _whole(error: BaseException) -> BaseException:
     return error.error if isinstance(error, _Stopped) else error
 
 
-async def _cell(
-    hooks: Any, body: str, translated: Translated, rescuer: Rescuer | None, done: Callable[[], Any] | None
-) -> Any:
+async def _cell(hooks: Any, cell: Body, rescuer: Rescuer | None, done: Callable[[], Any] | None) -> Any:
     __tracebackhide__ = True
     value = None
-    cell = Body(hooks.shell, body, translated, hooks.raw, hooks.number, magic=hooks.name)
-    stored, carry, watched = hooks.stored, not translated.awaits, rescuer is not None
+    stored, carry, watched = hooks.stored, not cell.awaits, rescuer is not None
     try:
         for statement in cell.statements():
             watched = rescuer is not None and not statement.plain

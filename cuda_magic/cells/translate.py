@@ -6,12 +6,13 @@ import ast
 import inspect
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from IPython.core import inputtransformer2
 from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["Translated", "blank", "compiler_flags", "translate"]
+__all__ = ["Translated", "blank", "commented", "compiler_flags", "may_await", "may_warn", "spare", "translate"]
 
 
 class Translated(NamedTuple):
@@ -43,13 +44,13 @@ def translate(shell: Any, body: str) -> Translated:
     except SyntaxError:
         shell.transform_cell(body)  # the tokenizer may have said it first, in words of its own
         raise
-    awaits, warns = False, _may_warn(source)
-    may_await = "await" in source or "async" in source
-    if warns or may_await:
+    awaits, warns = False, may_warn(source)
+    waits = may_await(source)
+    if warns or waits:
         try:
             code = compile(tree, "<>", "exec", shell.compile.flags | compiler_flags(shell), True)
         except SyntaxError:
-            if may_await:
+            if waits:
                 raise
         else:
             awaits = bool(code.co_flags & inspect.CO_COROUTINE)
@@ -68,49 +69,48 @@ And what ends a line for `str.splitlines` alone.
 """
 
 
-class _Quick:
-    """A shell, and its manager of transformers too, for `InteractiveShell.transform_cell`: as both, but no tokenizer.
+_METHODS = frozenset(("transform_cell", "do_token_transforms", "do_one_token_transform"))
+
+
+def spare(shell: Any) -> Callable[[], None]:
+    """Let the shell read its next cell without its tokenizer, where that would find nothing; undone by what it returns.
 
     Finding that nothing is there to transform takes IPython longer than all else that is done with a cell.
     """
-
-    def __init__(self, shell: Any) -> None:
-        self._shell, self._manager = shell, shell.input_transformer_manager
-        self.input_transformer_manager = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shell, name)
-
-    def transform_cell(self, cell: str) -> str:
-        manager = self._manager
-        lines = (cell if cell.endswith("\n") else cell + "\n").splitlines(keepends=True)
-        for transform in manager.cleanup_transforms + manager.line_transforms:
-            lines = transform(lines)
-        source = "".join(lines)
-        if _MAY_TRANSFORM.search(source) is None:
-            return source
-        done: str = "".join(manager.do_token_transforms(lines))
-        return done
-
-
-def _transformed(shell: Any, body: str) -> str:
-    """``shell.transform_cell(body)``."""
     manager, kind = shell.input_transformer_manager, inputtransformer2.TransformerManager
-    source: str
+    mine = vars(manager)
     if (
         type(shell).transform_cell is not InteractiveShell.transform_cell
         or "transform_cell" in vars(shell)
         or type(manager) is not kind
-        or not _METHODS.isdisjoint(vars(manager))
+        or not _METHODS.isdisjoint(mine)
         or manager.token_transformers != _KNOWN
     ):
-        source = shell.transform_cell(body)  # somebody's own
-    else:
-        source = InteractiveShell.transform_cell(_Quick(shell), body)
+        return lambda: None  # somebody's own
+
+    def undo() -> None:
+        if mine.get("do_token_transforms") is quick:
+            del mine["do_token_transforms"]
+
+    def quick(lines: list[str]) -> list[str]:
+        undo()
+        if _MAY_TRANSFORM.search("".join(lines)) is None:
+            return lines
+        done: list[str] = manager.do_token_transforms(lines)
+        return done
+
+    manager.do_token_transforms = quick
+    return undo
+
+
+def _transformed(shell: Any, body: str) -> str:
+    """``shell.transform_cell(body)``."""
+    undo = spare(shell)
+    try:
+        source: str = shell.transform_cell(body)
+    finally:
+        undo()
     return source
-
-
-_METHODS = frozenset(("transform_cell", "do_token_transforms", "do_one_token_transform"))
 
 
 def compiler_flags(shell: Any) -> int:
@@ -143,5 +143,15 @@ _MAY_WARN = tuple(
 """(what must be there, and how) for a warning of parser or compiler; more is found than there is."""
 
 
-def _may_warn(source: str) -> bool:
+def may_await(source: str) -> bool:
+    """Whether a cell may await; more than do."""
+    return "await" in source or "async" in source
+
+
+def commented(lines: list[str]) -> list[str]:
+    """What stands above a body as lines that do nothing."""
+    return [f"# {line}\n" if line else "\n" for line in lines]
+
+
+def may_warn(source: str) -> bool:
     return any(part in source and pattern.search(source) for part, pattern in _MAY_WARN)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 
+from ..cells.front import Front
 from ..cells.hooks import Hooks
 from ..settings import CudaMagic
 from . import cuda_doctor, cuda_env, cuda_guard, gpu_mem
@@ -24,6 +26,7 @@ class CudaMagics(Magics):
         super().__init__(shell)
         self.settings = CudaMagic(parent=shell)
         self.hooks = Hooks(shell)
+        self.hooks.front = Front(self.hooks, cuda_guard.SPEC.name, functools.partial(cuda_guard.prepare, self))
         self.completers = {f"{kind}{spec.name}": spec.complete for spec in SPECS for kind in ("%", "%%")}
 
     @line_magic

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,7 @@ from ..errors import UserError
 from .options import Option, Spec
 
 if TYPE_CHECKING:
-    from ..cells.everywhere import Everywhere
+    from ..rescue.guard import GuardRun
     from ..rescue.report import Report
 
 RUNGS = (
@@ -80,7 +82,6 @@ SPEC = Spec(
 )
 
 _last: list[Report] = []
-_everywhere: list[Everywhere] = []
 
 
 @cache
@@ -96,26 +97,33 @@ def _rooms() -> tuple[Any, Any, Any, Any]:
 def run(magics: Any, line: str, cell: str | None) -> Any:
     """The value of the guarded cell, or the report of the last one."""
     __tracebackhide__ = True
-    options, check, run_cell, guard_run = _rooms()
+    options, _, run_cell, _ = _rooms()
     made, given = options(line, magics.settings)
     if cell is None:
         return _line(magics, line, made, given)
+    return run_cell(magics, cell, _guard(magics, made, given, lambda: _tree(magics.hooks, cell), lenient=False))
+
+
+def prepare(magics: Any, line: str, nodes: list[ast.stmt], by_all: bool) -> GuardRun:
+    """The guard of a cell that IPython has read: of these statements, with the options of this line."""
+    made, given = _rooms()[0](line, magics.settings)
+    return _guard(magics, made, given, lambda: ast.Module(nodes, []), lenient=by_all)
+
+
+def _guard(magics: Any, made: Any, given: Any, tree: Callable[[], Any], *, lenient: bool) -> GuardRun:
     if given.all or given.off:
         raise UserError("cuda_guard: --all and --off stand on a line of their own, as in %cuda_guard --all")
+    _, check, _, guard_run = _rooms()
     if made.names or made.park:
-        made = check(made, magics.shell, _tree(magics.hooks, cell), lenient=_by_all(line))
+        made = check(made, magics.shell, tree(), lenient=lenient)
 
     def bind(report: Report) -> None:
         _last[:] = [report]
         if made.report:
             magics.shell.user_ns[made.report] = report
 
-    return run_cell(magics, cell, guard_run(made, magics.shell, bind=bind))
-
-
-def _by_all(line: str) -> bool:
-    """Whether a cell's first line is the one that --all puts there."""
-    return bool(_everywhere) and _everywhere[0].line == f"%%cuda_guard {line}".rstrip() + "\n"
+    guard: GuardRun = guard_run(made, magics.shell, bind=bind)
+    return guard
 
 
 def _tree(hooks: Any, body: str) -> Any:
@@ -132,16 +140,14 @@ def _line(magics: Any, line: str, made: Any, given: Any) -> Any:
     if given.off and set(line.split()) != {"--off"}:
         raise UserError("cuda_guard: --off ends --all, and goes with no other option.")
     if given.all:
-        from ..cells.everywhere import Everywhere
         from .guard_line import check, words
 
         check(made, magics.shell, None)
-        close_everywhere()
-        _everywhere.append(Everywhere(magics.hooks, " ".join(word for word in words(line) if word != "--all")))
-        _everywhere[0].install()
+        magics.hooks.front.everywhere = " ".join(word for word in words(line) if word != "--all")
         return None
     if given.off:
-        return close_everywhere()
+        magics.hooks.front.everywhere = None
+        return None
     if line.strip():
         raise UserError(
             "cuda_guard: options belong on a cell's first line, %%cuda_guard; %cuda_guard shows the report."
@@ -152,17 +158,10 @@ def _line(magics: Any, line: str, made: Any, given: Any) -> Any:
 
 
 def close() -> None:
-    """Forget the last report and end --all (on unloading), and bring back what still waits elsewhere."""
+    """Forget the last report (on unloading), and bring back what still waits elsewhere."""
     from ..rescue.marker import forget
     from ..rescue.waiting import bring_back
 
     forget()
     _last.clear()
-    close_everywhere()
     bring_back()
-
-
-def close_everywhere() -> None:
-    """End --all."""
-    while _everywhere:
-        _everywhere.pop().remove()

@@ -63,19 +63,23 @@ make: list[Any] = [lambda line: Repeats(int(line or 1))]
 
 def _run(magics, line, cell):
     __tracebackhide__ = True
+    return run(magics, cell, _prepare(magics, line))
+
+
+def _prepare(magics, line, nodes=(), by_all=False):
     last[:] = [make[0](line)]
-    return run(magics, cell, last[0])
+    return last[0]
 
 
-_plain_run = cuda_guard.run
+_plain = cuda_guard.run, cuda_guard.prepare
 
 
 def load_ipython_extension(shell):
-    cuda_guard.run = _run
+    cuda_guard.run, cuda_guard.prepare = _run, _prepare
     load(shell)
     shell.user_ns["OutOfMemoryError"] = OutOfMemoryError
 
 
 def unload_ipython_extension(shell):
-    cuda_guard.run = _plain_run
+    cuda_guard.run, cuda_guard.prepare = _plain
     unload(shell)
