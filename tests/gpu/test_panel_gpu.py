@@ -29,8 +29,9 @@ shell.kernel = Kernel()
 from cuda_magic.devices.command import once
 from cuda_magic.panel import live
 
-def contexts():  # compute processes that the driver counts, a number for each card
-    return [len(d.processes) if d.processes is not None else None for d in once().reading.devices]
+def contexts():  # this process's among the compute processes that the driver lists, a number for each card
+    lists = [d.processes for d in once().reading.devices]
+    return [sum(p.pid == os.getpid() for p in found) if found is not None else None for found in lists]
 
 before = contexts()
 shell.run_line_magic("gpu_mem", "--interval 0.25")
