@@ -23,7 +23,7 @@ def mine(table):
 
 
 def child(code: str, **environment: str) -> dict:
-    """What `code` prints as its last line, as JSON. It may ask for `mine`: the place of CUDA's first card in a table."""
+    """What `code` prints as its last line, as JSON. `mine(table)` gives it the place of CUDA's first card."""
     env = {**os.environ, "PYTHONPATH": PATHS, **environment}
     done = subprocess.run([sys.executable, "-c", MINE + code], capture_output=True, text=True, env=env, timeout=170)
     assert done.returncode == 0, done.stderr[-3000:]
