@@ -181,8 +181,7 @@ class Body:
             return []
         name = _assigned_name(nodes[-1]) if mode == "last_expr_or_assign" else None
         if name is not None:
-            load = ast.copy_location(ast.Expr(ast.Name(name, ast.Load())), nodes[-1])
-            nodes.append(ast.fix_missing_locations(load))
+            nodes.append(ast.fix_missing_locations(ast.Expr(ast.Name(name, ast.Load()))))  # on line 1, as IPython's
         found: list[tuple[int, list[ast.stmt], ast.mod, str, bool]] = []
         index = -1
         while index < len(nodes) - 1:

@@ -176,11 +176,11 @@ async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer, carry: boo
                 hooks.show.expect(whole, _ask(rescuer.gave_up, None, whole, step))
                 del whole
                 raise
-            del whole
-            failure = _ask(Failure, None, error, shell)
+            failure = _ask(Failure, None, whole, shell)
             if failure is None:
-                hooks.show.expect(error)
+                hooks.show.expect(whole)
                 raise
+            del whole
             first = first or failure
             del failure
         # Outside `except`: nothing refers to the failed frames any more, so their memory can be given back.
@@ -200,6 +200,8 @@ async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer, carry: boo
     hooks.show.expect(original, _ask(rescuer.gave_up, None, original, step), first.text)
     del first
     try:
+        if carry and isinstance(original, StopIteration):
+            raise _Stopped(original)
         raise original
     finally:
         del original
