@@ -106,7 +106,7 @@ def check(name: str, value: str, situation: Situation, force: bool = False) -> t
 
 def _misspelt(name: str) -> str:
     known = [v.name for v in CATALOGUE]
-    return next((f" Did you mean {k!r}?" for k in known if _edits(name, k, 2) <= 2), "")
+    return next((f" Did you mean {k!r}?" for k in known if _edits(name.upper(), k, 2) <= 2), "")
 
 
 def _edits(a: str, b: str, most: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from ..cells.rescuer import Step
+from ..errors import UserError, nearest
 from .guard import GuardRun, to_stderr
 from .options import NAMES, GuardOptions
 from .report import Report
@@ -43,6 +45,8 @@ class Guard:
         return run
 
     def __call__(self, function: F) -> F:
+        _refuse_what_runs_later(function)
+
         @functools.wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             return self._call(function, args, kwargs)
@@ -110,6 +114,20 @@ class Guard:
         self._show(run.gave_up(error, _whole()))
 
 
+def _refuse_what_runs_later(function: Any) -> None:
+    """A call of a coroutine function or a generator function runs nothing of it: there would be nothing to guard."""
+    if not callable(function):
+        raise UserError(f"guard: {function!r} is no function; options are given by name, as in guard(retries=2).")
+    for test, kind, when in (
+        (inspect.iscoroutinefunction, "a coroutine function", "is awaited"),
+        (inspect.isasyncgenfunction, "a generator", "is looped over"),
+        (inspect.isgeneratorfunction, "a generator", "is looped over"),
+    ):
+        if test(function):
+            name = getattr(function, "__name__", "the function")
+            raise UserError(f"guard: {name} is {kind}, which runs only when it {when}; guard a function that it calls.")
+
+
 def _caller_names() -> dict[str, Any]:
     return sys._getframe(2).f_globals
 
@@ -128,13 +146,13 @@ def guard(
     wait: float = 0.0,
     shrink: str | None = None,
     grow: str | None = None,
-    checkpoint: tuple[str, ...] = (),
+    checkpoint: tuple[str, ...] | str = (),
     repeat_anyway: bool = False,
     no_move: bool = False,
     move_anyway: bool = False,
     retry_at_call: bool = False,
-    only: tuple[str, ...] = (),
-    without: tuple[str, ...] = (),
+    only: tuple[str, ...] | str = (),
+    without: tuple[str, ...] | str = (),
     reserve: int | str = 0,
     park: str | None = None,
     quiet: bool = False,
@@ -145,7 +163,8 @@ def guard(function: Any = None, **options: Any) -> Any:
     Parameters
     ----------
     retries, wait, grow, checkpoint, repeat_anyway, no_move, move_anyway, retry_at_call, only, without, quiet
-        As the options of ``%%cuda_guard``; names are those of the function's module.
+        As the options of ``%%cuda_guard``; names are those of the function's module, as ``"model,optimizer"`` or as a
+        tuple.
     reserve : int or str
         Bytes, or ``"1GiB"``: set aside to serve only when the memory is full.
     park : str
@@ -156,7 +175,7 @@ def guard(function: Any = None, **options: Any) -> Any:
     Raises
     ------
     UserError
-        For an option or a rung that does not exist.
+        For an option or a rung that does not exist, and a function whose call runs nothing (``async``, a generator).
 
     Examples
     --------
@@ -165,7 +184,6 @@ def guard(function: Any = None, **options: Any) -> Any:
     >>> with cuda_magic.guard():  # no repeat: the report below the error
     ...     train()
     """
-    from ..errors import UserError, nearest
     from ..render.units import parse_bytes
     from .options import other_card, shrunk
 
@@ -173,6 +191,9 @@ def guard(function: Any = None, **options: Any) -> Any:
     for name in options:
         if name not in known:
             raise UserError(f"guard: no option {name!r}.{nearest(name, known)}")
+    for name in ("checkpoint", "only", "without"):  # one name, or several with commas, as on a cell's first line
+        if isinstance(options.get(name), str):
+            options[name] = tuple(part.strip() for part in options[name].split(",") if part.strip())
     for name in (*options.get("only", ()), *options.get("without", ())):
         if name not in NAMES:
             raise UserError(f"guard: no rung {name!r}.{nearest(name, NAMES)}")

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["gpu"]
 
 
-def gpu(devices: Sequence[str | int] = ("24 GiB",), force: bool = False) -> PracticeGpu | RealGpu:
+def gpu(devices: str | Sequence[str | int] = "24 GiB", force: bool = False) -> PracticeGpu | RealGpu:
     """The GPU to work on, and the machine that the magics look at from now on.
 
     Parameters
     ----------
     devices
-        The size of each practice card. A real machine is used if it has at least as many cards.
+        The size of each practice card; of one alone, or a list. A real machine is used if it has at least as many cards.
     force
         Always the practice GPU; the environment variable ``CUDA_MAGIC_PRACTICE=1`` does the same.
         ``CUDA_MAGIC_PRACTICE_HOST`` names the host that it plays, for a practice cluster on one machine.
@@ -33,6 +33,7 @@ def gpu(devices: Sequence[str | int] = ("24 GiB",), force: bool = False) -> Prac
     """
     from .real import RealGpu, real_gpus
 
+    devices = [devices] if isinstance(devices, str) else devices
     if not force and os.environ.get("CUDA_MAGIC_PRACTICE") != "1" and real_gpus() >= len(devices):
         use(None)
         return RealGpu()

@@ -3,7 +3,8 @@
     python tests/browser/pictures.py docs/images
 
 ``rescue.png`` is the recording of README's cells on a card, opened in JupyterLab without a kernel's help;
-``panel_light.png`` and ``panel_dark.png`` are the live panel on a model of eight cards.
+``panel_light.png`` and ``panel_dark.png`` are the live panel on a model of eight cards. ``panel_cluster.png`` is the
+``cluster_lost.png`` that ``SCREENSHOTS=folder pytest tests/browser/test_panel_cluster.py`` leaves there.
 """
 
 from __future__ import annotations

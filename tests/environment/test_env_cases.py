@@ -212,6 +212,8 @@ def test_unknown_names():
     """Within two edits of a known name: refused without --force. Any other name is set, with a note."""
     with pytest.raises(UserError, match="Did you mean 'CUDA_VISIBLE_DEVICES'"):
         one("CUDA_VISIBLE_DEVICE=0")
+    with pytest.raises(UserError, match="Did you mean 'CUDA_LAUNCH_BLOCKING'"):
+        one("cuda_launch_blocking=1")
     assert one("CUDA_VISIBLE_DEVICE=0", force=True).value == "0"
     assert one("MY_OWN_SETTING=1").note.endswith("not in the catalogue")
 

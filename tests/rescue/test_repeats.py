@@ -380,3 +380,45 @@ def test_a_mistake_in_a_script_is_one_sentence(options, said):
     with pytest.raises(cuda_magic.UserError) as caught:
         cuda_magic.guard(**options)
     assert str(caught.value) == said
+
+
+async def _coroutine():
+    return 1
+
+
+def _generator():
+    yield 1
+
+
+async def _async_generator():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (3, "guard: 3 is no function; options are given by name, as in guard(retries=2)."),
+        (_coroutine, "guard: _coroutine is a coroutine function, which runs only when it is awaited; "),
+        (_generator, "guard: _generator is a generator, which runs only when it is looped over; "),
+        (_async_generator, "guard: _async_generator is a generator, which runs only when it is looped over; "),
+    ],
+)
+def test_what_runs_later_is_not_guarded_in_vain(function, sentence):
+    """A call of these runs nothing, so no error could be caught: said where they are decorated."""
+    import cuda_magic
+
+    with pytest.raises(cuda_magic.UserError) as caught:
+        cuda_magic.guard(function)
+    assert str(caught.value).startswith(sentence)
+    with pytest.raises(cuda_magic.UserError):
+        cuda_magic.guard(retries=1)(function)
+
+
+def test_names_as_one_text():
+    """only, without and checkpoint take what a cell's first line takes: names with commas between them."""
+    import cuda_magic
+
+    made = cuda_magic.guard(only="holders, collect", checkpoint="model,optimizer")
+    assert made.options.only == ("holders", "collect") and made.options.checkpoint == ("model", "optimizer")
+    with pytest.raises(cuda_magic.UserError, match="no rung 'colect'. Did you mean 'collect'"):
+        cuda_magic.guard(without="colect")

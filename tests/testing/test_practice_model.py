@@ -349,3 +349,11 @@ def test_gpu_installs_the_machine(monkeypatch):
         assert repr(made.full("2 GiB", 1)) == "PracticeTensor(2.00 GiB, PRACTICE cuda:0)"
     finally:
         use(before)
+
+
+def test_one_size_is_one_card():
+    """`gpu("8 GiB")` is a card of that size, and no list of letters."""
+    try:
+        assert [one.name for one in gpu("8 GiB", force=True).machine.cards] == ["Practice GPU 8 GiB"]
+    finally:
+        use(None)
