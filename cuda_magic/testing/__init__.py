@@ -21,7 +21,8 @@ def gpu(devices: str | Sequence[str | int] = "24 GiB", force: bool = False) -> P
     Parameters
     ----------
     devices
-        The size of each practice card; of one alone, or a list. A real machine is used if it has at least as many cards.
+        The size of each practice card; of one alone, or a list of them. A real machine is used if it has at least as
+        many cards.
     force
         Always the practice GPU; the environment variable ``CUDA_MAGIC_PRACTICE=1`` does the same.
         ``CUDA_MAGIC_PRACTICE_HOST`` names the host that it plays, for a practice cluster on one machine.

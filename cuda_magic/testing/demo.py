@@ -51,7 +51,8 @@ def execute(notebook: Any, folder: Path, timeout: int = 300) -> Any:
 
         @property
         def kernel_spec(self) -> Any:
-            words = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            # newer kernels warn of unencrypted TCP at each start: here it is this machine's own loopback
+            words = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
             return KernelSpec(argv=words, display_name="Python 3", language="python")
 
     client = NotebookClient(
