@@ -70,10 +70,8 @@ class MemoryTable(Result):
     def blocks(self) -> Sequence[Block]:
         reading = self.reading
         if not reading.devices:
-            return [
-                Title("GPU memory", reading.label),
-                Text(f"{reading.status.sentence or 'No GPU found.'} %cuda_doctor says more."),
-            ]
+            more = "The doctor says more: %cuda_doctor, in a terminal cuda-magic doctor."
+            return [Title("GPU memory", reading.label), Text(f"{reading.status.sentence or 'No GPU found.'} {more}")]
         versions = [f"driver {reading.driver_version}"] if reading.driver_version else []
         versions += [f"CUDA up to {reading.cuda_version}"] if reading.cuda_version else []
         blocks: list[Block] = [Title("GPU memory" + (f" ({', '.join(versions)})" if versions else ""), reading.label)]

@@ -44,7 +44,8 @@ def rescue(context, server, folder):
     page.js("() => {window.jupyterapp.shell.collapseLeft();}")
     page.js(
         "() => document.body.append(Object.assign(document.createElement('style'),"
-        " {textContent: '.jp-cell-toolbar, .jp-Collapser {display: none}'}))"
+        " {textContent: '.jp-cell-toolbar, .jp-Collapser {display: none}"
+        " .jp-Notebook .jp-Cell {border-color: transparent !important; box-shadow: none !important}'}))"
     )
     page.sleep(1.5)
     shot(page, page.page.query_selector_all(".jp-Notebook .jp-Cell"), folder / "rescue.png")
