@@ -319,6 +319,7 @@ def faults(name: str, most: int = 16) -> dict:
                 with failing(owner, method, at, error, counts) as calls:
                     result = stage.shell.run_cell(guarded(scene))
                 if calls[0] < at:
+                    check(stage, scene, before, "finished")  # what the next step starts from is tidied up
                     break
                 counted[what] += 1
                 raised = result.error_in_exec

@@ -129,11 +129,12 @@ def test_a_full_card_is_named_though_cuda_starts():
     holder = subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         free = int(holder.stdout.readline())
-        code, found, _ = command(CUDA_VISIBLE_DEVICES="0")
+        card = os.environ.get("CUDA_VISIBLE_DEVICES", "0")  # the one that the other process fills
+        code, found, _ = command(CUDA_VISIBLE_DEVICES=card)
         assert found["answers"][1]["code"] == 0
         full = [f for f in found["findings"] if f["id"] == "devices.full"]
         assert full, found["findings"]
-        _, tried, _ = command("--full", CUDA_VISIBLE_DEVICES="0")
+        _, tried, _ = command("--full", CUDA_VISIBLE_DEVICES=card)
         ids = [one["id"] for one in (*tried["findings"], *tried["explained"])]
         assert "torch.allocation" in ids
         record("doctor_full_card", {"free_bytes": free, "seen": full[0]["seen"], "exit": code})
