@@ -47,18 +47,18 @@ class Replay(Result):
             total = device.memory.total
             index = str(device.index) if device.parent is None else f"{device.parent}:{device.index}"
             low, high = (bytes_text(min(known)), bytes_text(max(known))) if known else (NA, NA)
-            lines.append((index, device.name or NA, low, high, bytes_text(total), _line(used, total)))
+            lines.append((index, device.name or NA, low, high, bytes_text(total), _line(used, max(known, default=0))))
         columns = ("GPU", "name", "lowest", "highest", "total", "used over time")
         return [Title(title, first.label), Table(columns, lines, frozenset({2, 3, 4}))]
 
 
-def _line(values: Sequence[int | None], total: int | None) -> str:
-    """One mark for each stretch of time, as high as its highest value; a space where nothing is known."""
+def _line(values: Sequence[int | None], highest: int) -> str:
+    """One mark for each stretch of time, its highest value against the recording's; a space where nothing is known."""
     cells = min(WIDE, len(values))
     row = ""
     for i in range(cells):
         some = [v for v in values[i * len(values) // cells : (i + 1) * len(values) // cells] if v is not None]
-        row += _STEPS[min(7, 8 * max(some) // total)] if some and total else " "
+        row += _STEPS[8 * max(some) // (highest + 1)] if some else " "
     return row
 
 

@@ -9,7 +9,7 @@ import pytest
 import cuda_magic.testing
 from cuda_magic.devices import recording
 from cuda_magic.devices.command import once
-from cuda_magic.devices.replay import replay
+from cuda_magic.devices.replay import _line, replay
 from cuda_magic.errors import UserError
 from cuda_magic.machine import use
 
@@ -48,6 +48,12 @@ def test_what_is_read_back_is_what_was_written(gpu, tmp_path, ending, capfd):
         )
         assert table.reading.devices[0].error is None and table.reading.devices[0].parent is None
     assert "PRACTICE" in repr(answer) and len(answer.rows()) == len(answer.tables) >= 3
+
+
+def test_the_line_over_time_uses_its_height():
+    """The highest reading is the highest mark, on a card of any size; nothing used is the lowest, unknown a space."""
+    assert _line([0, 4, None, 8], 8) == "▁▄ █"
+    assert _line([0, 0], 0) == "▁▁"
 
 
 def test_two_readings_in_one_millisecond_stay_two(gpu, tmp_path):

@@ -20,7 +20,7 @@ def none(facts: Facts) -> Finding | None:
         INFO,
         "No NVIDIA driver found, and no NVIDIA GPU.",
         "CUDA cannot run here. That is normal on Binder, in CI and on most laptops; nothing is broken.",
-        "To practise without a GPU: import cuda_magic.testing; gpu = cuda_magic.testing.gpu()"
+        "To practise without a GPU: from cuda_magic.testing import gpu; card = gpu()"
         + ("\nIf the host of this container has a GPU:\n$ docker run --gpus all ..." if inside else ""),
         "no libcuda.so.1, no kernel module, no device file, no NVIDIA card on the PCI bus",
         unusable=True,
