@@ -98,7 +98,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     sys.path.insert(0, str(ROOT))
     main(Path(sys.argv[1]))

@@ -19,10 +19,11 @@ from ..errors import Missing
 
 __all__ = ["clean", "execute", "main", "save", "to_html", "verdict"]
 
-_USAGE = (
-    "usage: python -m cuda_magic.testing.demo NOTEBOOK.ipynb | --save NOTEBOOK.ipynb ... | --recorded FOLDER "
-    "NOTEBOOK.ipynb ..."
-)
+_USAGE = """usage: python -m cuda_magic.testing.demo [--save | --recorded FOLDER] NOTEBOOK ...
+
+  NOTEBOOK                        run it, print what the doctor said, keep it as an HTML page
+  --save NOTEBOOK ...             put the practice GPU's outputs into the notebooks
+  --recorded FOLDER NOTEBOOK ...  run them on the real card, into FOLDER"""
 
 
 def execute(notebook: Any, folder: Path, timeout: int = 300) -> Any:
@@ -115,6 +116,9 @@ def clean(notebook: Any) -> Any:
 
 def main(words: Sequence[str]) -> int:
     """Run the notebook named in `words`; gives the exit code."""
+    if {"-h", "--help"} & set(words):
+        print(_USAGE)
+        return 0
     try:
         import ipykernel  # noqa: F401, TID251 - only asked whether it is there
         import nbformat
