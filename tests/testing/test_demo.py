@@ -59,9 +59,14 @@ def test_saving_gives_outputs_that_stay(tmp_path, monkeypatch):
     assert texts[0] == texts[1] and "CUDA out of memory" in texts[0] and str(ROOT) not in texts[0]
 
 
+def test_help(capsys):
+    """Asked for, it is no mistake."""
+    assert main(["--help"]) == 0 and "--recorded FOLDER" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [[], ["nothing.ipynb"], ["--save"]])
 def test_wrong_usage(words):
-    """A missing notebook is one line and exit code 64."""
+    """A missing notebook is answered by the usage, and exit code 64."""
     done = subprocess.run(
         [sys.executable, "-m", "cuda_magic.testing.demo", *words], cwd=ROOT, capture_output=True, text=True
     )
