@@ -41,6 +41,7 @@ def _has(module: str) -> bool:
     return find_spec(module) is not None
 
 
+@pytest.hookimpl(trylast=True)  # after -m: CUDA is asked only where a test that needs it is left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wants_gpu = any(item.get_closest_marker("gpu") or item.get_closest_marker("two_gpus") for item in items)
     cards = _real_gpu_count() if wants_gpu else 0
