@@ -13,6 +13,6 @@ fi
 if [ "${BROWSER:-}" = 1 ] || command -v chromium >/dev/null 2>&1; then
   set -- "$@" --group browser
 fi
-# Compiled now, since tests start hundreds of processes.
-$BIN/uv pip install --python "$BIN/python" --compile-bytecode "$@" ||
+# Not compiled ahead, which takes a minute: the tests import a tenth of it, and keep what they compiled.
+$BIN/uv pip install --python "$BIN/python" "$@" ||
   $BIN/python -m pip install --disable-pip-version-check "$@"

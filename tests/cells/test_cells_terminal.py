@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "stacks"))
 
 from cell_cases import AWAITS, ERRORS, MAGICS, SETTINGS, VALUES  # noqa: E402
-from environments import STACKS, build  # noqa: E402
+from environments import OWN_AND_STACKS, python_of  # noqa: E402
 
 KERNELS = {
     "input",
@@ -88,19 +88,10 @@ for _n in [k for k in get_ipython().user_ns if not k.startswith('_')]:
 """
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "own",
-        *(pytest.param(s, marks=[pytest.mark.stack, pytest.mark.xdist_group(s.name)], id=s.name) for s in STACKS),
-    ],
-)
+@pytest.fixture(scope="module", params=OWN_AND_STACKS)
 def terminal(request, tmp_path_factory):
     """One terminal IPython of the stack, shared by all cases."""
-    python = sys.executable if request.param == "own" else build(request.param)
-    if python is None:
-        pytest.skip(f"no Python for the stack {request.param.name}")
-    made = Terminal(str(python), tmp_path_factory.mktemp("terminal"))
+    made = Terminal(python_of(request.param), tmp_path_factory.mktemp("terminal"))
     yield made
     made.close()
 

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from running_kernel import RESTART, ROOT, RunningKernel
 
-STACKS = sorted(path.stem for path in (ROOT / "constraints").glob("ipykernel-*.txt"))
+sys.path.insert(0, str(ROOT / "tests" / "stacks"))
 
+from environments import Stack, python_of  # noqa: E402
 
-def python_of(stack: str) -> Path:
-    """The Python of `stack`, built if it is not there; the constraints' text is kept beside it, to see a change."""
-    pins = ROOT / "constraints" / f"{stack}.txt"
-    folder = ROOT / ".stacks" / f"{stack}-py{sys.version_info[0]}{sys.version_info[1]}"
-    python, built = folder / "bin" / "python", folder / "built.txt"
-    if not built.exists() or built.read_text() != pins.read_text():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True, timeout=60)
-        pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "-q"]
-        wanted = ["ipykernel", "ipython", "psutil", "packaging", "traitlets"]
-        subprocess.run([*pip, "-c", pins, *wanted], check=True, timeout=170)
-        built.write_text(pins.read_text())
-    return python
+THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
+WANTED = ("ipykernel", "ipython", "psutil", "packaging", "traitlets")
+STACKS = [
+    Stack(path.stem, (THIS,), path.name, WANTED) for path in sorted((ROOT / "constraints").glob("ipykernel-*.txt"))
+]
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
 def test_restart_in_place_under(stack):
     """New environment, same pid, twice; Run All goes on in order and aborts after an error; interrupt; cancelled."""
-    with RunningKernel(str(python_of(stack))) as kernel:
+    with RunningKernel(python_of(stack)) as kernel:
         release = kernel.run("import ipykernel; print('ipykernel-' + ipykernel.__version__); old = 1").text.strip()
-        assert release == stack
+        assert release == stack.name
         assert kernel.restart_cell("one").status == "ok"
         show = "import os; print(os.getpid(), os.environ['FOO'], 'old' in globals())"
         assert kernel.run(show).text == f"{kernel.pid} one False\n"

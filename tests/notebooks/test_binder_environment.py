@@ -43,7 +43,7 @@ def test_the_tutorials_in_binders_environment(tmp_path):
         assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
-    pip = [*uv, "pip", "install", "-q", "--compile-bytecode", "--python", str(bin_ / "python")]
+    pip = [*uv, "pip", "install", "-q", "--python", str(bin_ / "python")]
     run(*pip, "-c", "constraints/tests.txt", *BASE)
     run(*pip, "-c", "constraints/tests.txt", "-r", "binder/requirements.txt")
     run("bash", "binder/postBuild")

@@ -127,7 +127,7 @@ def test_the_wheel_works_in_a_clean_environment(release, archives, tmp_path):
     if made.returncode:
         pytest.skip(f"no Python {release} here: {made.stderr.decode()[-300:]}")
     python = str(tmp_path / "env" / "bin" / "python")
-    run(*uv, "pip", "install", "-q", "--compile-bytecode", "--python", python, str(archives[1]), env=CLEAN)
+    run(*uv, "pip", "install", "-q", "--python", python, str(archives[1]), env=CLEAN)
     run(*uv, "pip", "check", "--python", python, env=CLEAN)
     (tmp_path / "away").mkdir()
     said = run(python, "-I", str(SMOKE), cwd=tmp_path / "away", env=CLEAN)

@@ -15,6 +15,7 @@ from jupyter_client.kernelspec import KernelSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 60.0
+_MODULE = "__import__('seen_by_tests')"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Kernel:
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=TIMEOUT)
+        self.count = 1
+        self._has: dict[str, bool] = {}
         self.run(f"%load_ext {extension}\nimport sys, os, time", store_history=False)
         self.python: tuple[int, int] = tuple(eval(self.ask("sys.version_info[:2]")))  # type: ignore[assignment]
 
@@ -87,7 +90,10 @@ class Kernel:
         return answer["data"]["text/plain"] if answer["status"] == "ok" else f"{answer['ename']}: {answer['evalue']}"
 
     def has(self, module: str) -> bool:
-        return self.ask(f"__import__('importlib.util').util.find_spec({module!r}) is not None") == "True"
+        if module not in self._has:
+            found = self.ask(f"__import__('importlib.util').util.find_spec({module!r}) is not None")
+            self._has[module] = found == "True"
+        return self._has[module]
 
     def _reply(self, request: str) -> dict[str, Any]:
         while True:
@@ -119,7 +125,7 @@ class Kernel:
         self, text: str, *, silent: bool = False, store_history: bool = True, stdin=(), interrupt: bool = False
     ) -> Seen:
         """Run one cell to its end. `interrupt`: as the stop button does, once the cell has printed "ready"."""
-        before = int(self.ask("get_ipython().execution_count"))
+        before = self.count
         answers = list(stdin)
         request = self.client.execute(
             text, silent=silent, store_history=store_history, allow_stdin=True, stop_on_error=False
@@ -133,6 +139,7 @@ class Kernel:
         seen = Seen()
         messages = self._until_idle(request, on, answers)
         reply = self._reply(request)["content"]
+        self.count = reply.get("execution_count", before - 1) + 1  # a run that is not stored has the number before
         seen.messages = _merged([_message(m, before) for m in messages])
         seen.reply = _clean(
             {k: v for k, v in reply.items() if k not in ("execution_count", "engine_info", "engine_uuid")}, before
@@ -142,12 +149,12 @@ class Kernel:
 
     def see(self, text: str, case: Case) -> Seen:
         """Run one of a case's two texts, and what is to follow it."""
-        self.run(f"{_RESET}\n{case.setup}", store_history=False)
-        before = int(self.ask("get_ipython().execution_count"))
+        self.run(f"{_MODULE}.reset()\n{case.setup}", store_history=False)
+        before = self.count
         seen = self.run(
             text, silent=case.silent, store_history=case.store_history, stdin=case.stdin, interrupt=case.interrupt
         )
-        state = eval(_clean(self.ask(f"_tests_state({before})"), before))
+        state = eval(_clean(self.ask(f"{_MODULE}.state({before})"), before))
         if case.guarded:  # more lines above the body than one
             del state["raw"]
         seen.state = state
@@ -159,30 +166,6 @@ class Kernel:
             self.run(case.after, store_history=False)
         return seen
 
-
-_RESET = """
-def _tests_state(n):
-    ip = get_ipython()
-    raw = ip.history_manager.input_hist_raw
-    Out = ip.user_ns["Out"]
-    return {
-        "Out": {k - n: type(v).__name__ if type(v).__name__ == "R" else repr(v) for k, v in Out.items() if k >= n},
-        "_": n in Out and ip.user_ns.get("_") is Out[n],
-        "count": ip.execution_count - n,
-        "raw": [t.split(chr(10), 1)[-1] for t in raw[n:]],
-        "parsed": len(ip.history_manager.input_hist_parsed) - n,
-        "names": sorted(k for k in ip.user_ns if not k.startswith("_") and k not in ("In", "Out")),
-        "last": type(getattr(sys, "last_value", None)).__name__,
-    }
-for _name in [k for k in get_ipython().user_ns_hidden.__class__(get_ipython().user_ns) if not k.startswith("_")]:
-    if _name not in ("In", "Out", "get_ipython", "exit", "quit", "open", "sys", "os", "time", "OutOfMemoryError"):
-        get_ipython().user_ns.pop(_name, None)
-for _n in [k for k in get_ipython().user_ns["Out"] if k >= get_ipython().execution_count]:
-    del get_ipython().user_ns["Out"][_n]  # IPython 8 keeps what cells outside the history show under the next number
-for _name in ("last_type", "last_value", "last_traceback", "last_exc"):
-    if hasattr(sys, _name):
-        delattr(sys, _name)
-"""
 
 _SWAPS = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),

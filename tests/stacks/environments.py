@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".stacks"
 # The least that a kernel, the package and the cells need: pinned by the stack's own constraints where it matters.
@@ -20,22 +22,30 @@ ALSO_EVERYWHERE = ("nvidia-ml-py",)
 
 @dataclass(frozen=True)
 class Stack:
-    """One environment: the constraints file, and the Pythons that it may be built on, best first."""
+    """One environment: the Pythons that it may be built on, best first, its constraints file, and its packages."""
 
     name: str
     pythons: tuple[str, ...]
-
-    @property
-    def constraints(self) -> Path:
-        return ROOT / "constraints" / f"stack-{self.name}.txt"
+    constraints: str
+    packages: tuple[str, ...] = (*ALSO, *ALSO_EVERYWHERE)
 
 
 STACKS = (
-    Stack("colab", ("3.13", "3.12")),
-    Stack("ipython8", ("3.10",)),
-    Stack("ipython9", ("3.11", "3.12")),
-    Stack("newest", ("3.13", "3.12", "3.11")),
+    Stack("colab", ("3.13", "3.12"), "stack-colab.txt"),
+    Stack("ipython8", ("3.10",), "stack-ipython8.txt"),
+    Stack("ipython9", ("3.11", "3.12"), "stack-ipython9.txt"),
+    Stack("newest", ("3.13", "3.12", "3.11"), "stack-newest.txt"),
 )
+OWN_AND_STACKS = ["own", *(pytest.param(stack, marks=pytest.mark.stack, id=stack.name) for stack in STACKS)]
+"""Parameters of a fixture: the environment that the tests run in, and each stack's."""
+
+
+def python_of(stack: Stack | str) -> str:
+    """The Python of one of OWN_AND_STACKS or of another stack; skips where this machine has none for it."""
+    python = sys.executable if isinstance(stack, str) else build(stack)
+    if python is None:
+        pytest.skip(f"no Python {' or '.join(stack.pythons)} for the stack {stack.name}")
+    return str(python)
 
 
 def interpreter(release: str) -> str | None:
@@ -62,16 +72,16 @@ def build(stack: Stack) -> Path | None:
     if found is None:
         return None
     release, base = found
-    packages = [*ALSO, *ALSO_EVERYWHERE]
-    text = stack.constraints.read_text() + " ".join(packages) + release
+    constraints = (ROOT / "constraints" / stack.constraints).read_text()
+    text = constraints + " ".join(stack.packages) + release
     folder = FOLDER / f"{stack.name}-{release}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    pinned = [line for line in stack.constraints.read_text().splitlines() if line and not line.startswith("#")]
+    pinned = [line for line in constraints.splitlines() if line and not line.startswith("#")]
     FOLDER.mkdir(exist_ok=True)
     with open(FOLDER / f"{folder.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two workers may want the same one
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            _install(base, folder, [*pinned, *packages])
+            _install(base, folder, [*pinned, *stack.packages])
             (folder / "done").touch()
     return folder / "bin" / "python"
 
@@ -82,7 +92,7 @@ def _install(base: str, folder: Path, packages: list[str]) -> None:
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     subprocess.run([base, "-m", "venv", *(["--without-pip"] if uv else []), str(folder)], check=True)
     if uv:
-        command = [uv, "pip", "install", "-q", "--python", python, "--compile-bytecode", *packages]
+        command = [uv, "pip", "install", "-q", "--python", python, *packages]
         if not subprocess.run(command, check=False).returncode:
             return
         subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from cell_cases import CASES
-from differential import Kernel
-from environments import STACKS, build
 
-NAMES = ["own", *(stack.name for stack in STACKS)]
-
-
-def marks(name):
-    """A stack's cases go to one worker, which has its kernel; two stacks run at once."""
-    return [pytest.mark.stack, pytest.mark.xdist_group(name)]
-
-
-@pytest.fixture(scope="module", params=["own", *(pytest.param(s, marks=marks(s.name), id=s.name) for s in STACKS)])
-def kernel(request, tmp_path_factory):
-    """A kernel of the stack, shared by all cases."""
-    stack = request.param
-    python = sys.executable if stack == "own" else build(stack)
-    if python is None:
-        pytest.skip(f"no Python {' or '.join(stack.pythons)} for the stack {stack.name}")
-    kernel = Kernel(str(python), tmp_path_factory.mktemp("kernel"))
-    yield kernel
-    kernel.close()
+EXTENSION = "guarded_by_tests"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from differential import Case, Kernel
-from environments import STACKS, build
 from rescued_cells import CASES, FAILURES, FILL, SETUP
-from test_differential import marks
 
+EXTENSION = "cuda_magic"
 _RESET_ALL = "%reset -f\nimport sys\n"
 LINE = re.compile(r"cuda_guard: line [0-9]+ ran out of GPU memory; room was made; it runs again \(attempt 2\)\n")
 OWN_FRAME = re.compile(
     r'  \|   File "[^"]*interactiveshell\.py", line [0-9]+, in run_code\n  \|     exec\(.*\n(?:  \|     [~^]+\n)?'
 )
 """IPython's own, which stands in a group's traceback; after a rescue that failed it does not."""
-
-
-@pytest.fixture(scope="module", params=["own", *(pytest.param(s, marks=marks(s.name), id=s.name) for s in STACKS)])
-def kernel(request, tmp_path_factory):
-    """A kernel of the stack with cuda_magic itself."""
-    stack = request.param
-    python = sys.executable if stack == "own" else build(stack)
-    if python is None:
-        pytest.skip(f"no Python {' or '.join(stack.pythons)} for the stack {stack.name}")
-    kernel = Kernel(str(python), tmp_path_factory.mktemp("kernel"), "cuda_magic")
-    yield kernel
-    kernel.close()
 
 
 def see(kernel: Kernel, case: Case, fill: str = "") -> tuple[Any, Any]:
