@@ -57,12 +57,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="torch is not installed"))
 
 
-def pytest_collection_finish() -> None:
-    """What was imported so far is out of the collector's sight: it is asked thousands of times, 0.2 s each without."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     """In CI (NO_SKIPS=1) a skip is a failure: what cannot run must be told, not passed over."""
@@ -86,7 +80,11 @@ def shell():
     yield new
     # what IPython registered for the end of the process is done here and only here
     atexit.unregister(new.atexit_operations)
+    # It collects: 0.2 s for all that the tests imported, several hundred times. What the test left is young.
+    gc.collect(1)
+    gc.freeze()
     new.atexit_operations()
+    gc.unfreeze()
     InteractiveShell.clear_instance()
 
 
