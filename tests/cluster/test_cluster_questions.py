@@ -143,7 +143,7 @@ def test_mistakes_are_one_sentence(loaded, running, tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "ipyparallel", None)
-    with pytest.raises(Missing, match=r"cuda-magic\[cluster\]"):
+    with pytest.raises(Missing, match="%pip install ipyparallel"):
         loaded.run_line_magic("gpu_mem", "--cluster --once")
 
 
