@@ -68,14 +68,19 @@ class Result:
         return data
 
     def to_dataframe(self) -> pd.DataFrame:
-        """`rows` as a pandas DataFrame.
+        """`rows` as a pandas DataFrame; whole numbers stay whole where one is unknown (pandas' ``Int64``).
 
         Raises
         ------
         Missing
             If pandas is not installed.
         """
-        frame: pd.DataFrame = pandas("to_dataframe").DataFrame(self.rows())
+        rows, pandas_ = self.rows(), pandas("to_dataframe")
+        frame: pd.DataFrame = pandas_.DataFrame(rows)
+        for name in frame.columns:
+            values = [row.get(name) for row in rows]
+            if {type(value) for value in values} == {int, type(None)}:  # else pandas makes floats of them
+                frame[name] = pandas_.array(values, dtype="Int64")
         return frame
 
     def __repr__(self) -> str:

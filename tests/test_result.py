@@ -69,6 +69,19 @@ def test_frames_need_pandas_and_say_so(monkeypatch):
         Sample().to_dataframe()
 
 
+def test_whole_numbers_stay_whole_beside_unknown_ones():
+    """Bytes of one card beside those of a card that nothing is known of: no float, and unknown is missing."""
+    pytest.importorskip("pandas")
+
+    class Two(Sample):
+        def rows(self):
+            return [{"used": (1 << 53) + 1, "name": "a", "free": 1}, {"used": None, "name": "b", "free": 2}]
+
+    frame = Two().to_dataframe()
+    assert frame["used"][0] == (1 << 53) + 1 and frame["used"].isna().tolist() == [False, True]
+    assert [str(kind) for kind in frame.dtypes[["used", "free"]]] == ["Int64", "int64"]
+
+
 def test_sizes_are_read_and_written_in_binary_units():
     """Round trips of the spellings that people use."""
     assert parse_bytes("2 GiB") == parse_bytes("2g") == parse_bytes("2GB") == 2 << 30
