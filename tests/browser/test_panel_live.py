@@ -25,8 +25,8 @@ def test_rich_and_in_hand_while_a_cell_runs(app, request, open_page):
     page.sleep(1)
     since, before = time.time(), told(server)[0]
     page.sleep(3)
-    ticks = page.frames("comm_msg", '"v"', since=since)
-    assert 8 <= len(ticks) <= 13 and abs(len(ticks) - (told(server)[0] - before)) <= 2
+    ticks, seconds = page.frames("comm_msg", '"v"', since=since), time.time() - since
+    assert 8 <= len(ticks) <= 4 * seconds + 1 and abs(len(ticks) - (told(server)[0] - before)) <= 2
     assert max(map(len, ticks)) <= 1300
     # in hand
     page.page.click(".cmg-pause")
@@ -210,8 +210,8 @@ def test_64_devices(lab, open_page):
     page.sleep(1)
     since = time.time()
     page.sleep(2)
-    ticks = page.frames("comm_msg", '"v"', since=since)
-    assert 4 <= len(ticks) <= 9 and max(map(len, ticks)) <= 64 * 60 + 500
+    ticks, seconds = page.frames("comm_msg", '"v"', since=since), time.time() - since
+    assert 4 <= len(ticks) <= 4 * seconds + 1 and max(map(len, ticks)) <= 64 * 60 + 500
     assert page.js("() => document.querySelector('.cmg').getBoundingClientRect().height") < 600
     page.page.fill(".cmg-filter", "gpu 63")
     assert rows(page) == ["63"]
