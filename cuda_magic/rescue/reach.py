@@ -10,14 +10,13 @@ means that anything may be reached.
 from __future__ import annotations
 
 import builtins
-import dis
 from collections.abc import Collection, Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ..memory.parts import fields
 from .boxes import HOLDS, LIGHT
-from .doubts import ATTRIBUTES, MEMBERS
+from .codes import Code, leads_on, leaves_at_top, names_in, of_code
 from .randomness import draws
 
 __all__ = ["Reach", "reach"]
@@ -52,42 +51,10 @@ _KNOWN = {id(vars(builtins)[name]): vars(builtins)[name] for name in _BUILTINS} 
 _MODULES = frozenset(("math", "numpy", "numpy.random", "random", "time"))
 """Modules whose members come to no object but those that they are given, and to their own random state."""
 
-_DOUBTFUL = frozenset((*ATTRIBUTES, *MEMBERS, *(name for names in MEMBERS.values() for name in names))) | {
-    "ctypeslib",
-    "distutils",
-    "f2py",
-    "importlib",
-    "load",
-    "os",
-    "testing",
-}
-"""Names of attributes that lead on, from whatever object. All that begin with an underscore may, and what is loaded."""
-
-_LEAVES = frozenset(
-    dis.opmap[name]
-    for name in (
-        *(
-            "IMPORT_NAME",
-            "IMPORT_STAR",
-            "LOAD_BUILD_CLASS",
-            "STORE_GLOBAL",
-            "DELETE_GLOBAL",
-            "STORE_ATTR",
-            "DELETE_ATTR",
-        ),
-        *("GET_AWAITABLE", "GET_AITER", "LOAD_LOCALS", "LOAD_NAME"),
-    )
-    if name in dis.opmap
-)
-"""Steps of Python's that a function may not take."""
-_LEAVES_AT_TOP = _LEAVES - {dis.opmap["LOAD_NAME"]}
-_SETS = frozenset((dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]))
-_LEAVES_IN_METHODS = _LEAVES - _SETS
-"""A method may set attributes: of objects, and then of functions that are reached. Those are marked, too."""
-
 _LIGHT = frozenset(map(id, LIGHT))
 _HOLDS = frozenset(map(id, HOLDS))
 _module, _mro, _dict = (vars(type)[name].__get__ for name in ("__module__", "__mro__", "__dict__"))
+_builtins = vars(builtins)
 _MISSING = object()
 _HOOKS = frozenset(("__getattr__", "__getattribute__", "__setattr__", "__delattr__", "__del__", "__slots__"))
 """Of a class: its attributes may be elsewhere than in its objects, or it acts at a time of its own."""
@@ -110,32 +77,35 @@ class Reach(NamedTuple):
 
 def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
     """What the code of a statement can lead to in this namespace; None where it may be anything."""
-    if code is None or not _stays(code, _LEAVES_AT_TOP):
+    if code is None or leaves_at_top(code):
+        return None
+    names = names_in(code)
+    if leads_on(names):  # it may be an attribute, whatever has this name
         return None
     boxes: list[str] = []
     generators: list[Any] = []
     drawing = sets = shaped = False
     functions: list[str] = []
-    todo, seen = [code], set()
+    todo: list[tuple[str, ...]] = [names]
+    seen: set[str] = set()
     while todo:
-        for name in _names(todo.pop()):
+        for name in todo.pop():
             if name in seen:
                 continue
             seen.add(name)
-            if name in _DOUBTFUL or (name[:1] == "_" and name != "_"):  # it may be an attribute, whatever has this name
-                return None
             value = namespace.get(name, _MISSING)
             kind = type(value)
             if id(kind) in _LIGHT:
                 continue
             if value is _MISSING:
-                value = vars(builtins).get(name, _MISSING)
+                value = _builtins.get(name, _MISSING)
                 if value is not _MISSING and id(value) not in _KNOWN:
                     return None
             elif kind is FunctionType:
-                if not _plain(value, namespace):
+                its = _plain(value, namespace)
+                if its is None or its.sets:
                     return None
-                todo.append(value.__code__)
+                todo.append(its.names)
                 functions.append(name)
             elif id(kind) in _HOLDS:
                 if not _all_light(value if not isinstance(value, dict) else (*value, *dict.values(value))):
@@ -162,9 +132,9 @@ def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
                 methods = _methods(kind, namespace) if _all_light(fields(value).values()) else None
                 if methods is None:
                     return None
-                todo += methods
+                todo += [method.names for method in methods]
                 boxes.append(name)
-                sets = sets or not all(_SETS.isdisjoint(method.co_code[::2]) for method in methods)
+                sets = sets or any([method.sets for method in methods])
             else:
                 return None
     if sets:
@@ -186,12 +156,13 @@ def _of_numpy(kind: type) -> bool:
     return kind.__name__ == "ndarray" or bool(draws(kind)) or (module == "numpy" and hasattr(kind, "dtype"))
 
 
-def _methods(kind: type, namespace: Mapping[str, Any]) -> list[CodeType] | None:
+def _methods(kind: type, namespace: Mapping[str, Any]) -> list[Code] | None:
     """The code of all methods of a plain class of the notebook's; None where it, or one of its bases, has more.
 
-    All of them: operators, loops and builtins call methods that are not named.
+    All of them: operators, loops and builtins call methods that are not named. A method may set attributes: of objects,
+    and then of functions that are reached. Those are marked, too.
     """
-    found: list[CodeType] = []
+    found: list[Code] = []
     for base in _mro(kind)[:-1]:
         if type(base) is not type or _module(base) != "__main__":
             return None
@@ -199,35 +170,24 @@ def _methods(kind: type, namespace: Mapping[str, Any]) -> list[CodeType] | None:
             if type(name) is not str or name in _HOOKS:
                 return None
             if type(value) is FunctionType:
-                if not _plain(value, namespace, _LEAVES_IN_METHODS):
+                its = _plain(value, namespace)
+                if its is None:
                     return None
-                found.append(value.__code__)
+                found.append(its)
             elif id(type(value)) not in _LIGHT and name not in _SAYS_NOTHING:
                 return None
     return found
 
 
-def _plain(function: FunctionType, namespace: Mapping[str, Any], leaves: frozenset[int] = _LEAVES) -> bool:
-    """Whether a function has nothing but its code: no other globals, closure, attributes or heavy defaults."""
-    return (
-        function.__globals__ is namespace
-        and not function.__closure__
-        and not function.__dict__
-        and (not function.__defaults__ or _all_light(function.__defaults__))
-        and (not function.__kwdefaults__ or _all_light(function.__kwdefaults__.values()))
-        and _stays(function.__code__, leaves)
-    )
-
-
-def _stays(code: CodeType, leaves: frozenset[int]) -> bool:
-    if not leaves.isdisjoint(code.co_code[::2]):
-        return False
-    return all(_stays(inner, _LEAVES) for inner in code.co_consts if type(inner) is CodeType)
-
-
-def _names(code: CodeType) -> tuple[str, ...]:
-    names = code.co_names
-    for inner in code.co_consts:
-        if type(inner) is CodeType:
-            names += _names(inner)
-    return names
+def _plain(function: FunctionType, namespace: Mapping[str, Any]) -> Code | None:
+    """The code of a function that has nothing else: no other globals, closure, attributes or heavy defaults."""
+    if (
+        function.__globals__ is not namespace
+        or function.__closure__
+        or function.__dict__
+        or (function.__defaults__ and not _all_light(function.__defaults__))
+        or (function.__kwdefaults__ and not _all_light(function.__kwdefaults__.values()))
+    ):
+        return None
+    found = of_code(function.__code__)
+    return None if found.leaves or found.leads_on else found

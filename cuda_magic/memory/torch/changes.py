@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from itertools import compress, repeat
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 from . import tensors
@@ -19,7 +19,6 @@ from .tensors import Found, Path
 
 __all__ = ["Mark", "changed", "undo", "watch"]
 
-_version, _is_leaf, _grad = attrgetter("_version"), attrgetter("is_leaf"), attrgetter("grad")
 _NONE = id(None)
 
 
@@ -36,22 +35,28 @@ class Group:
 
     def __init__(self, found: list[Any], *, grads: bool = True) -> None:
         ids = self.ids = list(map(id, found))
-        first = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
-        first.pop(_NONE, None)
-        self.pick = sorted(first.values())
-        """Positions in `found`, of each tensor once."""
+        different = set(ids)
+        if len(different) == len(ids) and _NONE not in different:
+            self.pick: list[int] = list(range(len(ids)))
+            """Positions in `found`, of each tensor once."""
+        else:
+            first = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
+            first.pop(_NONE, None)
+            self.pick = sorted(first.values())
         self.gone: list[Any] = []
         """References to those that have died."""
         mine = [found[i] for i in self.pick]
         try:
-            self.versions = list(map(_version, mine))
+            self.versions = [one._version for one in mine]
             self.refs = list(map(weakref.ref, mine, repeat(self.gone.append)))
         except (RuntimeError, TypeError, AttributeError):
             self.pick = [i for i, tensor in zip(self.pick, mine, strict=True) if _counts(tensor)]
             mine = [found[i] for i in self.pick]
-            self.versions = list(map(_version, mine))
+            self.versions = [one._version for one in mine]
             self.refs = [weakref.ref(tensor, self.gone.append) for tensor in mine]
         self.leaf: list[bool] = []
+        self.whole = True
+        """Whether all are leaves."""
         self.grads: list[Any] = []
         """Reference to the gradient of each leaf, or None."""
         self.grad_ids: list[int] = []
@@ -59,7 +64,8 @@ class Group:
         self.faded: list[Any] = []
         """As `gone`, of gradients."""
         if grads:
-            self.leaf = list(map(_is_leaf, mine))  # reading .grad of another warns
+            self.leaf = [one.is_leaf for one in mine]  # reading .grad of another warns
+            self.whole = False not in self.leaf
             self._mark_gradients(mine)
 
     def again(self, found: list[Any] | None = None) -> Group | None:
@@ -69,27 +75,25 @@ class Group:
             return None
         new: Group = object.__new__(Group)
         new.__dict__.update(self.__dict__)
-        new.versions = list(map(_version, mine))
+        new.versions = [one._version for one in mine]
         if new.versions == self.versions:
             new.versions = self.versions
         if self.leaf:
             # what is a leaf ends to be one by a change in place only; another becomes one by detach_() too
-            if new.versions is not self.versions or False in self.leaf:
-                new.leaf = list(map(_is_leaf, mine))
+            if new.versions is not self.versions or not self.whole:
+                new.leaf = [one.is_leaf for one in mine]
+                new.whole = False not in new.leaf
             new._mark_gradients(mine)
         return new
 
     def _mark_gradients(self, mine: list[Any]) -> None:
-        now = list(map(_grad, compress(mine, self.leaf)))
+        now = [one.grad for one in (mine if self.whole else compress(mine, self.leaf))]
         ids = list(map(id, now))
-        here = [grad for grad in now if grad is not None] if _NONE in ids else now
-        some = len(here) < len(now)
-        if ids != self.grad_ids or self.faded:
+        if self.faded or ids != self.grad_ids:
             self.grad_ids, self.faded = ids, []
-            refs = map(weakref.ref, here, repeat(self.faded.append))
-            self.grads = [None if one == _NONE else next(refs) for one in ids] if some else list(refs)
-        versions = map(_version, here)
-        self.grad_versions = [0 if one == _NONE else next(versions) for one in ids] if some else list(versions)
+            gone = self.faded.append
+            self.grads = [None if grad is None else weakref.ref(grad, gone) for grad in now]
+        self.grad_versions = [0 if grad is None else grad._version for grad in now]
 
     def same(self, other: Group) -> bool:
         """Whether these are the same tensors with the same versions."""

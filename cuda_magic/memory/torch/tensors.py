@@ -6,19 +6,18 @@ stands under a name itself.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import chain
-from operator import attrgetter, itemgetter, methodcaller
+from itertools import chain, repeat
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..parts import fields
 
 __all__ = ["DEPTH", "Found", "Path", "collect", "follows", "modules", "named", "of_groups", "of_module", "of_state"]
-__all__ += ["text"]
+__all__ += ["hold", "let_go", "text"]
 
 DEPTH = 2
 MOST = 1000
@@ -106,82 +105,102 @@ def text(path: Path) -> str:
     return f"{text(before)}.{step[0]}" if type(step) is tuple else f"{text(before)}[{step!r}]"
 
 
-_own, _modules, _parameters, _buffers = (
-    attrgetter("__dict__"),
-    *(itemgetter(name) for name in ("_modules", "_parameters", "_buffers")),
-)
-
-
 def of_module(module: Any) -> tuple[list[Any], list[Any]]:
     """Parameters and buffers, None and repeated ones among them."""
     owns = modules(module)[1]
-    return _chain(_values(map(_parameters, owns))), _chain(_values(map(_buffers, owns)))
+    return _inside([own["_parameters"] for own in owns]), _inside([own["_buffers"] for own in owns])
 
 
-class _Tree(NamedTuple):
+class _Tree:
     """The modules at and below one module, at one moment. None of them is kept alive."""
 
-    refs: list[Any]
-    sizes: list[int]
-    """How many modules each of them leads to."""
-    below: list[int]
-    """Ids of those."""
+    __slots__ = ("below", "gone", "refs", "sizes")
+
+    def __init__(self, found: list[Any], owns: list[dict[str, Any]]) -> None:
+        self.gone: list[Any] = []
+        """References to those that have died: another object may have the id of one."""
+        self.refs = list(map(weakref.ref, found, repeat(self.gone.append)))
+        self.sizes, self.below = _leads(owns)
+        """How many modules each of them leads to, and the ids of those."""
 
 
 _trees: dict[int, _Tree] = {}
 """What was found last, by the id of the module at the top."""
 _MOST_TREES = 20
 
+_looked: dict[int, tuple[list[Any], list[dict[str, Any]]]] = {}
+_holding = 0
+"""The thread for which each tree is looked at once; 0: none."""
+
+
+def hold() -> None:
+    """Until `let_go`, each tree is looked at once by this thread: nothing changes it meanwhile."""
+    global _holding
+    _looked.clear()
+    _holding = threading.get_ident()
+
+
+def let_go() -> None:
+    """Drop what was looked at since `hold`."""
+    global _holding
+    _holding = 0
+    _looked.clear()
+
 
 def modules(module: Any) -> tuple[list[Any], list[dict[str, Any]]]:
     """(the module and all below it, each once and level by level; the ``__dict__`` of each).
 
-    Where all modules of the last time still lead to the very same ones nothing is searched, and there is no step of
-    Python's for each.
+    Where all modules of the last time still lead to the very same ones nothing is searched.
     """
+    if _holding != threading.get_ident():
+        return _look(module)
+    found = _looked.get(id(module))
+    if found is None or found[0][0] is not module:
+        found = _looked[id(module)] = _look(module)
+    return found
+
+
+def _look(module: Any) -> tuple[list[Any], list[dict[str, Any]]]:
     last = _trees.get(id(module))
     if last is not None:
         known = [ref() for ref in last.refs]
-        if known[0] is module and id(None) not in map(id, known):
-            # all of them are alive, so that no other object can have the id of one
-            owns = list(map(_own, known))
-            if _leads(owns) == last[1:]:
+        if not last.gone and known[0] is module:
+            owns = [one.__dict__ for one in known]
+            if _leads(owns) == (last.sizes, last.below):
                 return known, owns
     owns, found = [], []
     level, seen = [module], {id(None), id(module)}
     while level:
-        mine = list(map(_own, level))
+        mine = [one.__dict__ for one in level]
         owns += mine
         found += level
-        below = {id(one): one for one in _chain(_values(map(_modules, mine))) if id(one) not in seen}
+        below = {id(one): one for one in _inside([own["_modules"] for own in mine]) if id(one) not in seen}
         seen.update(below)
         level = list(below.values())
     if len(_trees) >= _MOST_TREES:
         _trees.clear()
-    _trees[id(module)] = _Tree(list(map(weakref.ref, found)), *_leads(owns))
+    _trees[id(module)] = _Tree(found, owns)
     return found, owns
 
 
 def _leads(owns: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    below = list(map(_modules, owns))
-    return list(map(len, below)), list(map(id, _chain(_values(below))))
+    below = [own["_modules"] for own in owns]
+    return list(map(len, below)), list(map(id, _inside(below)))
 
 
-_values = partial(map, methodcaller("values"))
-
-
-def _chain(parts: Iterable[Iterable[Any]]) -> list[Any]:
-    return list(chain.from_iterable(parts))
+def _inside(dicts: list[Any]) -> list[Any]:
+    """The values of some dicts, most of which are empty as a rule."""
+    return list(chain.from_iterable(map(dict.values, filter(None, dicts))))
 
 
 def of_groups(optimizer: Any) -> list[Any]:
     """The parameters that an optimizer changes."""
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    return list(chain.from_iterable([group["params"] for group in optimizer.param_groups]))
 
 
 def of_state(optimizer: Any) -> list[Any]:
     """What an optimizer's state holds, numbers and None among it."""
-    return _chain(_values(list(optimizer.state.values())))
+    return _inside(list(optimizer.state.values()))
 
 
 def named(torch: Any, path: Path, value: Any) -> Iterator[tuple[str, str, Any]]:
