@@ -397,11 +397,12 @@ class Allocator(Protocol):
         """Whether `watch` may find tensors in a value that stands under a name."""
         ...
 
-    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True) -> Any:
+    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False) -> Any:
         """A cheap mark of tensors' versions, gradients and optimizers' steps before a statement.
 
         `last` is the mark before the statement that ran before: what it found out may be used again. Without `walk`
-        that statement is not taken to have changed which tensors a module has; if it has, `changed` says so.
+        that statement is not taken to have changed which tensors a module has; if it has, `changed` says so. With
+        `steps` the next one changes an optimizer's state by its step alone.
         """
         ...
 

@@ -13,7 +13,7 @@ from itertools import compress, count
 from operator import ne
 from typing import TYPE_CHECKING, Any
 
-from ..memory.torch import ranks
+from ..memory.torch import ranks, tensors
 from .boxes import HOLDS, LIGHT, PLAIN, TEXT, Boxes, box_of, reference
 from .depths import Depths
 from .marks import ITERATORS, Marks
@@ -152,6 +152,15 @@ class Marker:
         marks = self._little(step, namespace, saved)
         if marks is not None:
             return marks
+        tensors.hold()
+        try:
+            return self._take(step, namespace, allocator, saved)
+        finally:
+            tensors.let_go()
+
+    def _take(
+        self, step: Step, namespace: Mapping[Any, Any], allocator: Allocator | None, saved: Collection[str]
+    ) -> Marks:
         now = dict(namespace)  # at once: other threads may bind names
         names, values = list(now), list(now.values())
         ids, kinds = list(map(id, values)), list(map(id, map(type, values)))
@@ -181,7 +190,7 @@ class Marker:
         marks.draw += tuple([value for value in depths.draw if id(value) not in own])
         depths.draw = []
         if allocator is not None:
-            marks.tensors = self._watch(now, allocator, leads)
+            marks.tensors = self._watch(now, allocator, leads, depths.only_steps)
             self._walk = _may_set_parts(step.node)
         return marks
 
@@ -200,7 +209,7 @@ class Marker:
             marks.boxes = {name: box_of(namespace[name]) for name in names}
         return marks
 
-    def _watch(self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any]) -> Any:
+    def _watch(self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any], steps: bool) -> Any:
         if self._allocator is not allocator:
             self._fresh |= self._watched | {name: name for name in self._others}
             self._watched, self._tensors, self._allocator = {}, None, allocator
@@ -213,7 +222,7 @@ class Marker:
         boxes = self._boxes.marks
         lead = {label: now[key] for label, key in self._watched.items() if label not in boxes or not boxes[label].light}
         lead.update(more)
-        self._tensors = allocator.watch(lead, self._tensors, self._walk) if lead else None
+        self._tensors = allocator.watch(lead, self._tensors, self._walk, steps) if lead else None
         return self._tensors
 
     def _look_again(

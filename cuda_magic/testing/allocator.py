@@ -326,7 +326,7 @@ class PracticeAllocator:
     def follows(self, value: Any) -> bool:
         return isinstance(value, PracticeTensor)
 
-    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True) -> Any:
+    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False) -> Any:
         items = (
             namespace.items()
             if isinstance(namespace, Mapping)

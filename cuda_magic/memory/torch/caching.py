@@ -275,8 +275,8 @@ class TorchAllocator:
     def follows(self, value: Any) -> bool:
         return tensors.follows(self.torch, value)
 
-    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True) -> Any:
-        return changes.watch(self.torch, namespace, last, walk)
+    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False) -> Any:
+        return changes.watch(self.torch, namespace, last, walk, steps)
 
     def undo(self, mark: Any) -> None:
         changes.undo(mark)

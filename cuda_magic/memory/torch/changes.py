@@ -14,7 +14,7 @@ from itertools import compress, repeat
 from operator import is_
 from typing import Any
 
-from . import tensors
+from . import optimizers, tensors
 from .tensors import Found, Path
 
 __all__ = ["Mark", "changed", "undo", "watch"]
@@ -129,9 +129,11 @@ class Mark:
         The mark before the last statement, or None.
     walk
         Whether modules may lead to other tensors than at `last`.
+    steps
+        Whether the statement changes optimizers' state by their step alone: then a part of it tells.
     """
 
-    __slots__ = ("free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "torch")
+    __slots__ = ("empty", "free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "steps", "torch")
     free: Group
     """Tensors under names and in containers; `paths` are theirs."""
     owned: Group
@@ -140,11 +142,14 @@ class Mark:
     state: Group
     state_owners: list[_Owner]
 
-    def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool) -> None:
+    def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool, steps: bool) -> None:
+        self.steps = steps
         self.torch, self.paths = torch, found.paths
         self.free = _as_before(found.tensors, None if last is None else last.free) or Group(found.tensors)
         self.roots = [weakref.ref(owner) for _, owner in (*found.modules, *found.optimizers)]
         self.signs = [_sign(torch, optimizer) for _, optimizer in found.optimizers]
+        self.empty = [weakref.ref(optimizer) for _, optimizer in found.optimizers if not optimizer.state]
+        """Optimizers that have not stepped."""
         if last is not None and (len(last.roots) != len(self.roots) or not all(map(is_, last.roots, self.roots))):
             last = None
         owned = last.owned.again() if last is not None and not walk else None
@@ -152,13 +157,14 @@ class Mark:
             self.owned, self.owners = owned, last.owners
         else:
             self._walk(found, last)
-        if last is not None and last.signs == self.signs and last.owned.same(self.owned):
+        if last is not None and last.signs == self.signs and last.owned.same(self.owned) and (steps or not last.steps):
             self.state, self.state_owners = last.state, last.state_owners
             return
         self.state_owners = []
         state: list[Any] = []
         for path, optimizer in found.optimizers:
-            state += tensors.of_state(optimizer)
+            part = optimizers.first(torch, optimizer) if steps else None
+            state += tensors.of_state(optimizer) if part is None else part
             self.state_owners.append((len(state), "state", path, weakref.ref(optimizer)))
         self.state = _as_before(state, None if last is None else last.state) or Group(state, grads=False)
 
@@ -193,11 +199,11 @@ def _sign(torch: Any, optimizer: Any) -> list[int]:
     return sign
 
 
-def watch(torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: bool = True) -> Mark:
+def watch(torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: bool = True, steps: bool = False) -> Mark:
     """Marks of the tensors that the namespace's values hold; `namespace` maps names to values, or is values.
 
     `last` is the mark that was taken before the last statement; without `walk` that one is not taken to have changed
-    which tensors a module has.
+    which tensors a module has. With `steps` the next one changes optimizers' state by their step alone.
     """
     found = Found()
     if isinstance(namespace, Mapping):
@@ -206,7 +212,7 @@ def watch(torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: 
         items = ((f"value {i}", value) for i, value in enumerate(namespace))
     for name, value in items:
         tensors.collect(torch, str(name), value, tensors.DEPTH, found)
-    return Mark(torch, found, last, walk)
+    return Mark(torch, found, last, walk, steps)
 
 
 def changed(mark: Mark) -> list[str]:
@@ -271,11 +277,15 @@ def _accumulated(tensor: Any, grad: Any, version: int) -> bool:
 
 
 def undo(mark: Mark) -> None:
-    """Take away gradients that were not there at `watch`: a backward pass that failed half way left them."""
+    """Take away gradients and optimizers' state that were not there at `watch`: what failed half way left them."""
     for group in (mark.free, mark.owned):
         for _, tensor, grad, _ in group.graded():
             if grad is None and tensor.grad is not None:
                 tensor.grad = None
+    for reference in mark.empty:  # the first step failed while it made its state
+        optimizer = reference()
+        if optimizer is not None:
+            optimizer.state.clear()
 
 
 _SENTENCES = {
