@@ -397,13 +397,20 @@ class Allocator(Protocol):
         """Whether `watch` may find tensors in a value that stands under a name."""
         ...
 
-    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False) -> Any:
+    def watch(
+        self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False, older: str = ""
+    ) -> Any:
         """A cheap mark of tensors' versions, gradients and optimizers' steps before a statement.
 
         `last` is the mark before the statement that ran before: what it found out may be used again. Without `walk`
         that statement is not taken to have changed which tensors a module has; if it has, `changed` says so. With
-        `steps` the next one changes an optimizer's state by its step alone.
+        `steps` the next one changes an optimizer's state by its step alone. `older` says what may be as old as `last`:
+        ``versions`` of parameters, or ``all`` of them; what changed in between then counts as changed by the next one.
         """
+        ...
+
+    def before_call(self, value: Any, method: str) -> Any:
+        """A mark, as from `watch`, before a statement that only calls this method; None: all is to be marked."""
         ...
 
     def changed(self, mark: Any) -> list[str]:

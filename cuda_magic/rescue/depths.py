@@ -68,7 +68,7 @@ class Depths:
             elif name not in saved:
                 if type(value) is ModuleType:
                     walk.meet(value)
-                else:
+                elif not walk.leads_nowhere(name, value):
                     self.roots.append((name, reference(value), *walk.tokens(name, value)))
         self.saved = tuple(name for name in saved if name in namespace)
         self.unknown = walk.unknown

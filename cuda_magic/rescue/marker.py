@@ -11,10 +11,12 @@ import weakref
 from collections.abc import Collection, Iterable, Mapping
 from itertools import compress, count
 from operator import ne
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from ..memory.torch import ranks, tensors
 from .boxes import HOLDS, LIGHT, PLAIN, TEXT, Boxes, box_of, reference
+from .codes import leaves_at_top, names_in
 from .depths import Depths
 from .marks import ITERATORS, Marks
 from .randomness import draws
@@ -80,6 +82,32 @@ def _may_set_parts(node: ast.AST | None) -> bool:
     return not isinstance(node, ast.Expr)
 
 
+_NOISY = frozenset(
+    (
+        *("apply", "backward", "clear", "copy", "cpu", "cuda", "double", "eval", "fit", "float", "half", "insert", "load"),
+        *("append", "extend", "load_state_dict", "pop", "set", "step", "to", "train", "update", "zero_grad"),
+    )
+)
+
+
+def _is_quiet(step: Step, namespace: Mapping[str, Any]) -> bool:
+    """Whether a statement seems to change no tensor: a guess, wrong at the price of a repeat that is refused."""
+    if type(step.node) is not ast.Assign and type(step.node) is not ast.Expr:
+        return False
+    if step.code is None or leaves_at_top(step.code):
+        return False
+    for name in names_in(step.code):
+        if name in _NOISY or name[-1:] == "_" or type(namespace.get(name)) is FunctionType:
+            return False
+    return True
+
+
+def _is_backward(node: ast.AST | None) -> bool:
+    """Whether a statement is ``loss.backward()``: it changes gradients alone, as a rule."""
+    call = getattr(node, "value", None)
+    return type(node) is ast.Expr and type(call) is ast.Call and getattr(call.func, "attr", "") == "backward"
+
+
 _resting: weakref.WeakKeyDictionary[Any, Marker] = weakref.WeakKeyDictionary()
 """By shell: the marker of the last cell. What it knows is compared anew with what is there."""
 
@@ -104,6 +132,8 @@ class Marker:
         self._saved: Collection[str] = ()
         self._walk = True
         """Whether the last statement may have changed which tensors a module has."""
+        self._quiet = False
+        """Whether the statements since the last marks of tensors seem to have changed none."""
         self._clear()
 
     def _clear(self) -> None:
@@ -136,7 +166,7 @@ class Marker:
                     self._ids[i] = 0  # looked at again
             self._long.clear()
         self._boxes.rest()
-        self._walk = True
+        self._walk, self._quiet = True, False
         self._fresh.update((name, name) for name in self._objects)
         self._objects.clear()
         if shell is not None:
@@ -149,7 +179,13 @@ class Marker:
 
         They hold until the next call.
         """
-        marks = self._little(step, namespace, saved)
+        marks = None
+        if allocator is not None and type(step.node) is ast.Expr:
+            marks = self._call(step, namespace, allocator, saved)
+        if marks is None:
+            marks = self._little(step, namespace, saved)
+        elif marks.stepped:
+            self._quiet = False
         if marks is not None:
             return marks
         tensors.hold()
@@ -190,8 +226,11 @@ class Marker:
         marks.draw += tuple([value for value in depths.draw if id(value) not in own])
         depths.draw = []
         if allocator is not None:
-            marks.tensors = self._watch(now, allocator, leads, depths.only_steps)
+            quiet = _is_quiet(step, namespace)
+            older = "" if not self._quiet else "all" if quiet else "versions" if _is_backward(step.node) else ""
+            marks.tensors = self._watch(now, allocator, leads, depths.only_steps, older)
             self._walk = _may_set_parts(step.node)
+            self._quiet = quiet
         return marks
 
     @staticmethod
@@ -209,7 +248,27 @@ class Marker:
             marks.boxes = {name: box_of(namespace[name]) for name in names}
         return marks
 
-    def _watch(self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any], steps: bool) -> Any:
+    @staticmethod
+    def _call(
+        step: Step, namespace: Mapping[Any, Any], allocator: Allocator, saved: Collection[str]
+    ) -> Marks | None:
+        """The marks of a statement that only calls a method of which the library knows all; None of any other."""
+        call = step.node.value  # type: ignore[attr-defined]
+        if type(call) is not ast.Call or call.args or call.keywords:
+            return None
+        method = call.func
+        if type(method) is not ast.Attribute or type(method.value) is not ast.Name or method.value.id in saved:
+            return None
+        mark = allocator.before_call(namespace.get(method.value.id), method.attr)
+        if mark is None:
+            return None
+        marks = Marks(step)
+        marks.little, marks.draws, marks.tensors = True, False, mark
+        marks.stepped = method.attr != "zero_grad"
+        marks.ranks = ranks.position()
+        return marks
+
+    def _watch(self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any], steps: bool, older: str) -> Any:
         if self._allocator is not allocator:
             self._fresh |= self._watched | {name: name for name in self._others}
             self._watched, self._tensors, self._allocator = {}, None, allocator
@@ -222,7 +281,7 @@ class Marker:
         boxes = self._boxes.marks
         lead = {label: now[key] for label, key in self._watched.items() if label not in boxes or not boxes[label].light}
         lead.update(more)
-        self._tensors = allocator.watch(lead, self._tensors, self._walk, steps) if lead else None
+        self._tensors = allocator.watch(lead, self._tensors, self._walk, steps, older) if lead else None
         return self._tensors
 
     def _look_again(

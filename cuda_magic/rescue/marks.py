@@ -90,7 +90,7 @@ class Marks:
 
     __slots__ = (
         *("boxes", "depths", "draw", "draws", "iterators", "light", "little", "others"),
-        *("ranks", "step", "tensors", "unknown"),
+        *("ranks", "step", "stepped", "tensors", "unknown"),
     )
 
     def __init__(
@@ -110,6 +110,8 @@ class Marks:
         """Whether random numbers may be drawn."""
         self.little = False
         """The statement can come to nothing but what is marked here."""
+        self.stepped = False
+        """Little, but an optimizer's step."""
         self.tensors: Any = None
         self.depths: Depths | None = None
         """What lies below the names that the statement reads."""

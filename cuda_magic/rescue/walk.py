@@ -11,8 +11,6 @@ import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import chain
-from operator import itemgetter
 from types import (
     AsyncGeneratorType,
     BuiltinFunctionType,
@@ -27,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from ..memory.parts import fields
-from ..memory.torch.tensors import modules
+from ..memory.torch.tensors import look
 from .arrays import of_array, of_frame
 from .boxes import DICTS, LIGHT, MOST, TEXT
 from .codes import Code, doubtful, leaves_at_top, names_in, of_code
@@ -153,6 +151,13 @@ class Walk:
     def meet(self, module: ModuleType) -> None:
         """A module that stands under a name."""
         _meet(self, vars(module).get("__name__"))
+
+    def leads_nowhere(self, name: str, value: Any) -> bool:
+        """Whether a value has no parts that could be marked here."""
+        if _WAYS.get(id(type(value))) is _of_tensor:
+            self.lead(name, value)
+            return True
+        return False
 
     def lead(self, name: str, value: Any) -> None:
         """A value that may lead to tensors which are marked nowhere else."""
@@ -298,6 +303,11 @@ def _of_library(walk: Walk, name: str, value: Any, kind: type) -> Iterable[Any]:
     return ()
 
 
+def _of_tensor(walk: Walk, name: str, value: Any, kind: type) -> Iterable[Any]:
+    walk.lead(name, value)
+    return ()
+
+
 def _of_another_library(walk: Walk, name: str, value: Any, kind: type) -> Iterable[Any]:
     walk.only_steps = False
     return _of_library(walk, name, value, kind)
@@ -322,29 +332,26 @@ def _of_optimizer(walk: Walk, groups: list[Any], mine: dict[str, Any]) -> Iterab
 
 
 _PARTS = frozenset(("_parameters", "_buffers", "_modules"))
-_NAMES = ("training", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_KEPT = itemgetter(*_NAMES)
 _libraries: set[int] = set()
 """Ids of libraries' classes of modules; `_types` keeps them."""
 
 
 def _of_torch_module(walk: Walk, name: str, value: Any, kind: type) -> list[Any]:
     """The notebook's own modules below one of torch's, and the hooks of all; the allocator marks their tensors."""
-    found, own = modules(value)
+    found = look(value)
     notebook = []
-    if not _libraries.issuperset(map(id, map(type, found))):
-        for part in found:
+    if not _libraries.issuperset(map(id, map(type, found.modules))):
+        for part in found.modules:
             if _module(type(part)) != "__main__":
                 if id(type(part)) not in _libraries and _keep(type(part)):
                     _libraries.add(id(type(part)))
             elif part is not value:
                 notebook.append(part)
-    try:
-        training, *hooks = zip(*map(_KEPT, own), strict=True)
-    except KeyError:  # a module of another release's, or one that was taken apart
-        training, *hooks = zip(*[[mine.get(name) for name in _NAMES] for mine in own], strict=True)
-    walk.numbers.append(training)
-    return notebook + list(filter(None, chain.from_iterable(hooks)))
+    walk.numbers.append(found.training)
+    for kind_of_hooks in found.hooks:
+        if any(kind_of_hooks):
+            notebook += filter(None, kind_of_hooks)
+    return notebook
 
 
 _MOST_TYPES = 1000
@@ -420,6 +427,8 @@ def _way_of_library(kind: type, home: str) -> _Way:
         return _of_pandas
     if hasattr(kind, "__next__"):
         return _nothing if library in _FILES else _of_unknown_iterator
+    if (home, kind.__name__) in (("torch", "Tensor"), ("torch.nn.parameter", "Parameter")):
+        return _of_tensor
     if library in _STEPPERS or hasattr(kind, "named_parameters"):
         return _of_library
     return _of_another_library

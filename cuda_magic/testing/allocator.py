@@ -326,7 +326,9 @@ class PracticeAllocator:
     def follows(self, value: Any) -> bool:
         return isinstance(value, PracticeTensor)
 
-    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False) -> Any:
+    def watch(
+        self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False, older: str = ""
+    ) -> Any:
         items = (
             namespace.items()
             if isinstance(namespace, Mapping)
@@ -337,6 +339,9 @@ class PracticeAllocator:
             for name, value in list(items)
             if isinstance(value, PracticeTensor)
         ]
+
+    def before_call(self, value: Any, method: str) -> Any:
+        """There are no optimizers here."""
 
     def undo(self, mark: Any) -> None:
         """Nothing here is put back: tensors have no gradients."""

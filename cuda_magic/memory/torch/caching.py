@@ -10,7 +10,7 @@ from typing import Any
 
 from ..allocator import Ops, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
-from . import changes, libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot, tensors
+from . import changes, libraries, mover, optimizers, parking, randomness, recorded, safety, scan, settings, snapshot, tensors
 from .reserve import Reserve
 
 __all__ = ["TorchAllocator"]
@@ -275,8 +275,13 @@ class TorchAllocator:
     def follows(self, value: Any) -> bool:
         return tensors.follows(self.torch, value)
 
-    def watch(self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False) -> Any:
-        return changes.watch(self.torch, namespace, last, walk, steps)
+    def watch(
+        self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False, older: str = ""
+    ) -> Any:
+        return changes.watch(self.torch, namespace, last, walk, steps, older)
+
+    def before_call(self, value: Any, method: str) -> Any:
+        return optimizers.before_call(self.torch, value, method)
 
     def undo(self, mark: Any) -> None:
         changes.undo(mark)

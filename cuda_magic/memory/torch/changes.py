@@ -15,6 +15,7 @@ from operator import is_
 from typing import Any
 
 from . import optimizers, tensors
+from .optimizers import Stepped, Zeroed
 from .tensors import Found, Path
 
 __all__ = ["Mark", "changed", "undo", "watch"]
@@ -86,6 +87,26 @@ class Group:
             new._mark_gradients(mine)
         return new
 
+    def graded_anew(self) -> Group | None:
+        """The same tensors with their versions of before and their gradients of now; None where one has died."""
+        mine = [ref() for ref in self.refs]
+        if self.gone or not self.whole:
+            return None
+        new: Group = object.__new__(Group)
+        new.__dict__.update(self.__dict__)
+        new._mark_gradients(mine)
+        return new
+
+    def seems_same(self) -> bool:
+        """Whether the first and the last tensor are what they were: a guess, for which nobody pays with wrong numbers."""
+        if self.gone:
+            return False
+        for i in (0, -1) if self.refs else ():
+            tensor = self.refs[i]()
+            if tensor is None or tensor._version != self.versions[i]:
+                return False
+        return True
+
     def _mark_gradients(self, mine: list[Any]) -> None:
         now = [one.grad for one in (mine if self.whole else compress(mine, self.leaf))]
         ids = list(map(id, now))
@@ -131,9 +152,12 @@ class Mark:
         Whether modules may lead to other tensors than at `last`.
     steps
         Whether the statement changes optimizers' state by their step alone: then a part of it tells.
+    older
+        ``versions``: parameters and buffers need not be read again, only their gradients; ``all``: those neither.
     """
 
-    __slots__ = ("empty", "free", "owned", "owners", "paths", "roots", "signs", "state", "state_owners", "steps", "torch")
+    __slots__ = ("empty", "free", "owned", "owners", "paths", "roots", "signs", "stale", "state")
+    __slots__ += ("state_owners", "steps", "torch")
     free: Group
     """Tensors under names and in containers; `paths` are theirs."""
     owned: Group
@@ -142,8 +166,8 @@ class Mark:
     state: Group
     state_owners: list[_Owner]
 
-    def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool, steps: bool) -> None:
-        self.steps = steps
+    def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool, steps: bool, older: str) -> None:
+        self.steps, self.stale = steps, False
         self.torch, self.paths = torch, found.paths
         self.free = _as_before(found.tensors, None if last is None else last.free) or Group(found.tensors)
         self.roots = [weakref.ref(owner) for _, owner in (*found.modules, *found.optimizers)]
@@ -152,7 +176,9 @@ class Mark:
         """Optimizers that have not stepped."""
         if last is not None and (len(last.roots) != len(self.roots) or not all(map(is_, last.roots, self.roots))):
             last = None
-        owned = last.owned.again() if last is not None and not walk else None
+        owned = None
+        if last is not None and not walk:
+            owned = self._older(last, older) or last.owned.again()
         if last is not None and owned is not None:
             self.owned, self.owners = owned, last.owners
         else:
@@ -167,6 +193,14 @@ class Mark:
             state += tensors.of_state(optimizer) if part is None else part
             self.state_owners.append((len(state), "state", path, weakref.ref(optimizer)))
         self.state = _as_before(state, None if last is None else last.state) or Group(state, grads=False)
+
+    def _older(self, last: Mark, older: str) -> Group | None:
+        if not older or not last.owned.seems_same():
+            return None
+        if older == "versions":
+            return last.owned.graded_anew()
+        self.stale = True
+        return last.owned
 
     def _walk(self, found: Found, last: Mark | None) -> None:
         self.owners = []
@@ -199,11 +233,14 @@ def _sign(torch: Any, optimizer: Any) -> list[int]:
     return sign
 
 
-def watch(torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: bool = True, steps: bool = False) -> Mark:
+def watch(
+    torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: bool = True, steps: bool = False, older: str = ""
+) -> Mark:
     """Marks of the tensors that the namespace's values hold; `namespace` maps names to values, or is values.
 
     `last` is the mark that was taken before the last statement; without `walk` that one is not taken to have changed
-    which tensors a module has. With `steps` the next one changes optimizers' state by their step alone.
+    which tensors a module has. With `steps` the next one changes optimizers' state by their step alone. `older`
+    says what may be as old as `last`: see `Mark`. What changed in between then counts as a change of the next one's.
     """
     found = Found()
     if isinstance(namespace, Mapping):
@@ -212,11 +249,13 @@ def watch(torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: 
         items = ((f"value {i}", value) for i, value in enumerate(namespace))
     for name, value in items:
         tensors.collect(torch, str(name), value, tensors.DEPTH, found)
-    return Mark(torch, found, last, walk, steps)
+    return Mark(torch, found, last, walk, steps, older)
 
 
-def changed(mark: Mark) -> list[str]:
+def changed(mark: Mark | Zeroed | Stepped) -> list[str]:
     """One sentence for each kind of change since `watch`; empty when nothing changed."""
+    if not isinstance(mark, Mark):
+        return mark.changed()
     found: dict[str, list[str]] = {}
     for i, ref, version in zip(mark.free.pick, mark.free.refs, mark.free.versions, strict=True):
         tensor = ref()
@@ -231,7 +270,7 @@ def changed(mark: Mark) -> list[str]:
         if _accumulated(tensor, grad, version):
             found.setdefault("gradient", []).append(tensors.text(mark.paths[i]))
     for _, tensor, grad, version in mark.owned.graded():
-        if _accumulated(tensor, grad, version):
+        if _accumulated(tensor, grad, version) or (mark.stale and grad is None and tensor.grad is not None):
             found.setdefault("gradient", []).append(labels.get(id(tensor), "a parameter"))
     return [_SENTENCES[kind].format(_some(names)) for kind, names in found.items()]
 
@@ -276,9 +315,12 @@ def _accumulated(tensor: Any, grad: Any, version: int) -> bool:
     return grad is not None and now is not None and (grad() is not now or now._version != version)
 
 
-def undo(mark: Mark) -> None:
+def undo(mark: Mark | Zeroed | Stepped) -> None:
     """Take away gradients and optimizers' state that were not there at `watch`: what failed half way left them."""
-    for group in (mark.free, mark.owned):
+    if not isinstance(mark, Mark):
+        mark.undo()
+        return
+    for group in (mark.free,) if mark.stale else (mark.free, mark.owned):
         for _, tensor, grad, _ in group.graded():
             if grad is None and tensor.grad is not None:
                 tensor.grad = None

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from typing import Any
 
 from ..parts import fields
 
-__all__ = ["first", "is_plain", "zeroes"]
+__all__ = ["Stepped", "Zeroed", "before_call", "first"]
 
 _FIRST = {
     "step": ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "Adafactor", "RMSprop", "Rprop", "ASGD"),
@@ -21,18 +22,26 @@ _FIRST = {
 }
 """What a step changes first of a parameter's state, by torch's classes."""
 
-_module, _dict = (vars(type)[name].__get__ for name in ("__module__", "__dict__"))
+_module = vars(type)["__module__"].__get__
 _known: dict[int, tuple[Any, bool]] = {}
 """By the id of a function: it, and whether it is torch's own, with whatever it wraps."""
+
+
+_keys: dict[int, tuple[type, str]] = {}
+"""What is known of torch's own classes, by their ids."""
 
 
 def _key(torch: Any, optimizer: Any) -> str | None:
     """The key of what is changed first; None where it is not one of torch's own."""
     kind = type(optimizer)
-    if not str(_module(kind)).startswith("torch.optim."):
+    known = _keys.get(id(kind))
+    if known is not None and known[0] is kind:
+        return known[1]
+    if not str(_module(kind)).startswith("torch.optim.") or type(kind) is not type:
         return None
     for key, names in _FIRST.items():
         if kind.__name__ in names and getattr(torch.optim, kind.__name__, None) is kind:
+            _keys[id(kind)] = (kind, key)
             return key
     return None
 
@@ -50,15 +59,15 @@ def first(torch: Any, optimizer: Any) -> list[Any] | None:
 
 
 def _is_torchs(function: Any) -> bool:
-    """Whether a function is from torch.optim, and all that it wraps."""
+    """Whether a function is torch's, and all that it wraps."""
     known = _known.get(id(function))
     if known is not None and known[0] is function:
         return known[1]
+    home = os.path.dirname(str(sys.modules["torch"].__file__)) + os.sep
     inner, own = function, True
     while inner is not None and own:
         code = getattr(inner, "__code__", None)
-        own = code is not None and os.path.basename(os.path.dirname(code.co_filename)) == "optim"
-        own = own and inner.__module__.startswith("torch.optim.")
+        own = code is not None and code.co_filename.startswith(home) and inner.__module__.startswith("torch.")
         inner = getattr(inner, "__wrapped__", None)
     if len(_known) >= 100:
         _known.clear()
@@ -71,11 +80,7 @@ def _calls_its_own(optimizer: Any, name: str) -> bool:
     mine = fields(optimizer).get(name)
     if mine is not None and not (getattr(mine, "_wrapped_by_lr_sched", False) and _is_torchs(mine)):
         return False
-    for base in type(optimizer).__mro__:
-        method = _dict(base).get(name)
-        if method is not None:
-            return _is_torchs(method)
-    return False
+    return _is_torchs(getattr(type(optimizer), name))
 
 
 def is_plain(optimizer: Any) -> bool:
@@ -90,6 +95,117 @@ def is_plain(optimizer: Any) -> bool:
     ) and _calls_its_own(optimizer, "step")
 
 
-def zeroes(torch: Any, optimizer: Any) -> bool:
-    """Whether ``optimizer.zero_grad()`` is torch's own, which does the same when it is done twice."""
-    return _key(torch, optimizer) is not None and _calls_its_own(optimizer, "zero_grad")
+def before_call(torch: Any, value: Any, method: str) -> Zeroed | Stepped | None:
+    """The mark before a statement that does nothing but call this method without arguments; None: all is to be marked.
+
+    Nothing else can change then: no hook runs, no code but torch's.
+    """
+    if _key(torch, value) is None:
+        return None
+    if method == "zero_grad":
+        return Zeroed(value) if _calls_its_own(value, method) else None
+    if method == "step" and is_plain(value) and not getattr(value, "grad_scale", None):
+        return Stepped(value)
+    return None
+
+
+class Zeroed:
+    """Before ``optimizer.zero_grad()``: done twice it does the same, if the parameters are torch's own kind."""
+
+    __slots__ = ("optimizer",)
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = weakref.ref(optimizer)
+
+    def changed(self) -> list[str]:
+        """A sentence where that is not so."""
+        optimizer = self.optimizer()
+        if optimizer is not None:
+            for group in optimizer.param_groups:
+                for one in group["params"]:
+                    grad = one.grad if one.is_leaf else None
+                    if not _is_plain_tensor(one) or not (grad is None or _is_plain_tensor(grad)):
+                        return ["what zero_grad() changed is not known: parameters of a class of their own"]
+        return []
+
+    def undo(self) -> None:
+        """There is nothing to be put back."""
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    kind = type(value)
+    return (kind.__name__, _module(kind)) in (("Tensor", "torch"), ("Parameter", "torch.nn.parameter"))
+
+
+_firsts: dict[int, tuple[Any, list[tuple[int, int]]]] = {}
+"""By the id of an optimizer: a reference to it, and where the first parameters are that its step changes."""
+
+
+class Stepped:
+    """Before ``optimizer.step()``: a step goes over the parameters of one device and type in their order, group by group.
+
+    The first of each with a gradient, and their state, tell whether it has begun.
+    """
+
+    __slots__ = ("marks", "optimizer", "places", "size")
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.size = len(optimizer.state)
+        last = _firsts.get(id(optimizer))
+        places = last[1] if last is not None and last[0]() is optimizer else None
+        if places is None or not _lead(optimizer, places):
+            places = _first_places(optimizer)
+            if len(_firsts) >= 20:
+                _firsts.clear()
+            _firsts[id(optimizer)] = (self.optimizer, places)
+        self.places = places
+        self.marks = [(weakref.ref(one), one._version) for one in _touched(optimizer, places)]
+
+    def changed(self) -> list[str]:
+        """A sentence where the step has begun, or where that cannot be told."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return ["an optimizer has gone"]
+        if not set(_first_places(optimizer)).issubset(self.places):
+            return ["an optimizer may have stepped: its parameters are of several devices or types"]
+        name = type(optimizer).__name__
+        for ref, version in self.marks:
+            one = ref()
+            if one is None or one._version != version:
+                return [f"an optimizer stepped: {name}"]
+        return []
+
+    def undo(self) -> None:
+        """Take away state that the failed step made."""
+        optimizer = self.optimizer()
+        if optimizer is not None:
+            for one in list(optimizer.state)[self.size :]:
+                del optimizer.state[one]
+
+
+def _lead(optimizer: Any, places: list[tuple[int, int]]) -> bool:
+    """Whether these parameters are there and have gradients."""
+    groups = optimizer.param_groups
+    try:
+        return bool(places) and all([groups[i]["params"][j].grad is not None for i, j in places])
+    except IndexError:
+        return False
+
+
+def _first_places(optimizer: Any) -> list[tuple[int, int]]:
+    found: dict[Any, tuple[int, int]] = {}
+    for i, group in enumerate(optimizer.param_groups):
+        for j, one in enumerate(group["params"]):
+            if one.grad is not None:
+                found.setdefault((i, one.device, one.dtype, one.grad.device, one.grad.dtype), (i, j))
+    return list(found.values())
+
+
+def _touched(optimizer: Any, places: list[tuple[int, int]]) -> list[Any]:
+    found = []
+    for i, j in places:
+        one = optimizer.param_groups[i]["params"][j]
+        found.append(one)
+        found += [part for part in optimizer.state.get(one, {}).values() if hasattr(part, "_version")]
+    return found

@@ -11,13 +11,14 @@ import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
+from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..parts import fields
 
-__all__ = ["DEPTH", "Found", "Path", "collect", "follows", "modules", "named", "of_groups", "of_module", "of_state"]
-__all__ += ["hold", "let_go", "text"]
+__all__ = ["DEPTH", "Found", "Path", "collect", "follows", "look", "named", "of_groups", "of_module", "of_state"]
+__all__ += ["hold", "let_go", "modules", "text"]
 
 DEPTH = 2
 MOST = 1000
@@ -107,8 +108,32 @@ def text(path: Path) -> str:
 
 def of_module(module: Any) -> tuple[list[Any], list[Any]]:
     """Parameters and buffers, None and repeated ones among them."""
-    owns = modules(module)[1]
-    return _inside([own["_parameters"] for own in owns]), _inside([own["_buffers"] for own in owns])
+    found = look(module)
+    return _inside(found.parameters), _inside(found.buffers)
+
+
+class Look(NamedTuple):
+    """A module and all below it, each once and level by level, as they are now. Holds them: to be dropped soon."""
+
+    modules: list[Any]
+    parameters: tuple[dict[str, Any], ...]
+    buffers: tuple[dict[str, Any], ...]
+    training: tuple[bool, ...]
+    hooks: tuple[tuple[Any, ...], ...]
+    """Of each kind of hooks, each module's."""
+
+
+_NAMES = ("_modules", "_parameters", "_buffers", "training")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_kept = itemgetter(*_NAMES, *_HOOKS)
+
+
+def _columns(owns: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    try:
+        return list(zip(*map(_kept, owns), strict=True))
+    except KeyError:  # a module of another release's, or one that was taken apart
+        names = (*_NAMES[:3], "training", *_HOOKS)
+        return list(zip(*[[own.get(name, {} if name in _NAMES[:3] else None) for name in names] for own in owns]))
 
 
 class _Tree:
@@ -120,7 +145,8 @@ class _Tree:
         self.gone: list[Any] = []
         """References to those that have died: another object may have the id of one."""
         self.refs = list(map(weakref.ref, found, repeat(self.gone.append)))
-        self.sizes, self.below = _leads(owns)
+        below = [own.get("_modules", {}) for own in owns]
+        self.sizes, self.below = list(map(len, below)), list(map(id, _inside(below)))
         """How many modules each of them leads to, and the ids of those."""
 
 
@@ -128,7 +154,7 @@ _trees: dict[int, _Tree] = {}
 """What was found last, by the id of the module at the top."""
 _MOST_TREES = 20
 
-_looked: dict[int, tuple[list[Any], list[dict[str, Any]]]] = {}
+_looked: dict[int, Look] = {}
 _holding = 0
 """The thread for which each tree is looked at once; 0: none."""
 
@@ -147,48 +173,49 @@ def let_go() -> None:
     _looked.clear()
 
 
-def modules(module: Any) -> tuple[list[Any], list[dict[str, Any]]]:
-    """(the module and all below it, each once and level by level; the ``__dict__`` of each).
+def modules(module: Any) -> list[Any]:
+    """The module and all below it."""
+    return look(module).modules
+
+
+def look(module: Any) -> Look:
+    """A module and all below it.
 
     Where all modules of the last time still lead to the very same ones nothing is searched.
     """
     if _holding != threading.get_ident():
         return _look(module)
     found = _looked.get(id(module))
-    if found is None or found[0][0] is not module:
+    if found is None or found.modules[0] is not module:
         found = _looked[id(module)] = _look(module)
     return found
 
 
-def _look(module: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+def _look(module: Any) -> Look:
     last = _trees.get(id(module))
     if last is not None:
         known = [ref() for ref in last.refs]
         if not last.gone and known[0] is module:
-            owns = [one.__dict__ for one in known]
-            if _leads(owns) == (last.sizes, last.below):
-                return known, owns
+            below, parameters, buffers, training, *hooks = _columns([one.__dict__ for one in known])
+            if list(map(id, _inside(below))) == last.below and list(map(len, below)) == last.sizes:
+                return Look(known, parameters, buffers, training, tuple(hooks))
     owns, found = [], []
     level, seen = [module], {id(None), id(module)}
     while level:
         mine = [one.__dict__ for one in level]
         owns += mine
         found += level
-        below = {id(one): one for one in _inside([own["_modules"] for own in mine]) if id(one) not in seen}
-        seen.update(below)
-        level = list(below.values())
+        parts = {id(one): one for one in _inside([own.get("_modules", {}) for own in mine]) if id(one) not in seen}
+        seen.update(parts)
+        level = list(parts.values())
     if len(_trees) >= _MOST_TREES:
         _trees.clear()
     _trees[id(module)] = _Tree(found, owns)
-    return found, owns
+    _, parameters, buffers, training, *hooks = _columns(owns)
+    return Look(found, parameters, buffers, training, tuple(hooks))
 
 
-def _leads(owns: list[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    below = [own["_modules"] for own in owns]
-    return list(map(len, below)), list(map(id, _inside(below)))
-
-
-def _inside(dicts: list[Any]) -> list[Any]:
+def _inside(dicts: Iterable[Any]) -> list[Any]:
     """The values of some dicts, most of which are empty as a rule."""
     return list(chain.from_iterable(map(dict.values, filter(None, dicts))))
 
