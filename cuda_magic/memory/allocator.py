@@ -413,6 +413,14 @@ class Allocator(Protocol):
         """A mark, as from `watch`, before a statement that only calls this method; None: all is to be marked."""
         ...
 
+    def before_computing(self, used: Iterable[Any], called: Iterable[Any], words: Iterable[tuple[Any, str]]) -> Any:
+        """A mark before a statement of nothing but names, calls and operators; None: it may do more than compute.
+
+        `used` are its values, `called` those that it calls, `words` its attributes: (the library's module whose
+        member it is or None, its name). The mark has ``draws``: whether random numbers may be drawn.
+        """
+        ...
+
     def changed(self, mark: Any) -> list[str]:
         """Sentences naming what has changed since `mark` and cannot be put back; empty when nothing did."""
         ...

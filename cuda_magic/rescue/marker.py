@@ -19,6 +19,7 @@ from .boxes import HOLDS, LIGHT, PLAIN, TEXT, Boxes, box_of, reference
 from .codes import leaves_at_top, names_in
 from .depths import Depths
 from .marks import ITERATORS, Marks
+from .plain import plain
 from .randomness import draws
 from .reach import reach
 
@@ -180,12 +181,10 @@ class Marker:
         They hold until the next call.
         """
         marks = None
-        if allocator is not None and type(step.node) is ast.Expr:
-            marks = self._call(step, namespace, allocator, saved)
+        if allocator is not None:
+            marks = self._plain(step, namespace, allocator, saved)
         if marks is None:
             marks = self._little(step, namespace, saved)
-        elif marks.stepped:
-            self._quiet = False
         if marks is not None:
             return marks
         tensors.hold()
@@ -248,23 +247,33 @@ class Marker:
             marks.boxes = {name: box_of(namespace[name]) for name in names}
         return marks
 
-    @staticmethod
-    def _call(
-        step: Step, namespace: Mapping[Any, Any], allocator: Allocator, saved: Collection[str]
+    def _plain(
+        self, step: Step, namespace: Mapping[Any, Any], allocator: Allocator, saved: Collection[str]
     ) -> Marks | None:
-        """The marks of a statement that only calls a method of which the library knows all; None of any other."""
-        call = step.node.value  # type: ignore[attr-defined]
-        if type(call) is not ast.Call or call.args or call.keywords:
+        """The marks of a statement of which the library knows all that it can change; None of any other."""
+        if saved:
             return None
-        method = call.func
-        if type(method) is not ast.Attribute or type(method.value) is not ast.Name or method.value.id in saved:
-            return None
-        mark = allocator.before_call(namespace.get(method.value.id), method.attr)
-        if mark is None:
-            return None
-        marks = Marks(step)
-        marks.little, marks.draws, marks.tensors = True, False, mark
-        marks.stepped = method.attr != "zero_grad"
+        marks = None
+        node: Any = step.node
+        call = node.value if type(node) is ast.Expr else None
+        if type(call) is ast.Call and type(call.func) is ast.Attribute and type(call.func.value) is ast.Name:
+            value = namespace.get(call.func.value.id)
+            if not call.args and not call.keywords:
+                mark = allocator.before_call(value, call.func.attr)
+                if mark is not None:
+                    marks = Marks(step)
+                    marks.draws = False
+                    self._quiet = self._quiet and call.func.attr != "step"
+        if marks is None:
+            words = plain(node, namespace)
+            if words is None or not (words.used and (words.words or words.called)):
+                return None
+            mark = allocator.before_computing(*words)
+            if mark is None:
+                return None
+            marks = Marks(step)
+            marks.draws = mark.draws
+        marks.plain, marks.tensors = True, mark
         marks.ranks = ranks.position()
         return marks
 

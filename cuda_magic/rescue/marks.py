@@ -89,8 +89,8 @@ class Marks:
     """Marks of one attempt; the tables hold until the marker's next `take`."""
 
     __slots__ = (
-        *("boxes", "depths", "draw", "draws", "iterators", "light", "little", "others"),
-        *("ranks", "step", "stepped", "tensors", "unknown"),
+        *("boxes", "depths", "draw", "draws", "iterators", "light", "little", "others", "plain"),
+        *("ranks", "step", "tensors", "unknown"),
     )
 
     def __init__(
@@ -110,8 +110,8 @@ class Marks:
         """Whether random numbers may be drawn."""
         self.little = False
         """The statement can come to nothing but what is marked here."""
-        self.stepped = False
-        """Little, but an optimizer's step."""
+        self.plain = False
+        """The library knows all that the statement can change."""
         self.tensors: Any = None
         self.depths: Depths | None = None
         """What lies below the names that the statement reads."""

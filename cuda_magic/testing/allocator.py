@@ -343,6 +343,9 @@ class PracticeAllocator:
     def before_call(self, value: Any, method: str) -> Any:
         """There are no optimizers here."""
 
+    def before_computing(self, used: Iterable[Any], called: Iterable[Any], words: Iterable[tuple[Any, str]]) -> Any:
+        """Nothing is known of anything here."""
+
     def undo(self, mark: Any) -> None:
         """Nothing here is put back: tensors have no gradients."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..allocator import Ops, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
-from . import changes, libraries, mover, optimizers, parking, randomness, recorded, safety, scan, settings, snapshot, tensors
+from . import changes, libraries, mover, optimizers, parking, pure, randomness, recorded, safety, scan, settings, snapshot, tensors
 from .reserve import Reserve
 
 __all__ = ["TorchAllocator"]
@@ -282,6 +282,9 @@ class TorchAllocator:
 
     def before_call(self, value: Any, method: str) -> Any:
         return optimizers.before_call(self.torch, value, method)
+
+    def before_computing(self, used: Iterable[Any], called: Iterable[Any], words: Iterable[tuple[Any, str]]) -> Any:
+        return pure.before_computing(self.torch, used, called, words)
 
     def undo(self, mark: Any) -> None:
         changes.undo(mark)

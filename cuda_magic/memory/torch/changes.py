@@ -16,6 +16,7 @@ from typing import Any
 
 from . import optimizers, tensors
 from .optimizers import Stepped, Zeroed
+from .pure import Computed
 from .tensors import Found, Path
 
 __all__ = ["Mark", "changed", "undo", "watch"]
@@ -252,7 +253,7 @@ def watch(
     return Mark(torch, found, last, walk, steps, older)
 
 
-def changed(mark: Mark | Zeroed | Stepped) -> list[str]:
+def changed(mark: Mark | Zeroed | Stepped | Computed) -> list[str]:
     """One sentence for each kind of change since `watch`; empty when nothing changed."""
     if not isinstance(mark, Mark):
         return mark.changed()
@@ -315,7 +316,7 @@ def _accumulated(tensor: Any, grad: Any, version: int) -> bool:
     return grad is not None and now is not None and (grad() is not now or now._version != version)
 
 
-def undo(mark: Mark | Zeroed | Stepped) -> None:
+def undo(mark: Mark | Zeroed | Stepped | Computed) -> None:
     """Take away gradients and optimizers' state that were not there at `watch`: what failed half way left them."""
     if not isinstance(mark, Mark):
         mark.undo()

@@ -7,12 +7,12 @@ parameter's state tells whether a step has begun there, and the rest of it need 
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from typing import Any
 
 from ..parts import fields
+from .pure import is_torchs
 
 __all__ = ["Stepped", "Zeroed", "before_call", "first"]
 
@@ -23,10 +23,6 @@ _FIRST = {
 """What a step changes first of a parameter's state, by torch's classes."""
 
 _module = vars(type)["__module__"].__get__
-_known: dict[int, tuple[Any, bool]] = {}
-"""By the id of a function: it, and whether it is torch's own, with whatever it wraps."""
-
-
 _keys: dict[int, tuple[type, str]] = {}
 """What is known of torch's own classes, by their ids."""
 
@@ -58,29 +54,12 @@ def first(torch: Any, optimizer: Any) -> list[Any] | None:
     return [state.get(key) for state in states.values()]
 
 
-def _is_torchs(function: Any) -> bool:
-    """Whether a function is torch's, and all that it wraps."""
-    known = _known.get(id(function))
-    if known is not None and known[0] is function:
-        return known[1]
-    home = os.path.dirname(str(sys.modules["torch"].__file__)) + os.sep
-    inner, own = function, True
-    while inner is not None and own:
-        code = getattr(inner, "__code__", None)
-        own = code is not None and code.co_filename.startswith(home) and inner.__module__.startswith("torch.")
-        inner = getattr(inner, "__wrapped__", None)
-    if len(_known) >= 100:
-        _known.clear()
-    _known[id(function)] = (function, own)
-    return own
-
-
 def _calls_its_own(optimizer: Any, name: str) -> bool:
     """Whether the method is that of torch's class; a scheduler's count of steps around it is torch's, too."""
     mine = fields(optimizer).get(name)
-    if mine is not None and not (getattr(mine, "_wrapped_by_lr_sched", False) and _is_torchs(mine)):
+    if mine is not None and not (getattr(mine, "_wrapped_by_lr_sched", False) and is_torchs(mine)):
         return False
-    return _is_torchs(getattr(type(optimizer), name))
+    return is_torchs(getattr(type(optimizer), name))
 
 
 def is_plain(optimizer: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..parts import fields
 
 __all__ = ["DEPTH", "Found", "Path", "collect", "follows", "look", "named", "of_groups", "of_module", "of_state"]
-__all__ += ["hold", "let_go", "modules", "text"]
+__all__ += ["hold", "inside", "let_go", "modules", "text"]
 
 DEPTH = 2
 MOST = 1000
@@ -109,13 +109,15 @@ def text(path: Path) -> str:
 def of_module(module: Any) -> tuple[list[Any], list[Any]]:
     """Parameters and buffers, None and repeated ones among them."""
     found = look(module)
-    return _inside(found.parameters), _inside(found.buffers)
+    return inside(found.parameters), inside(found.buffers)
 
 
 class Look(NamedTuple):
     """A module and all below it, each once and level by level, as they are now. Holds them: to be dropped soon."""
 
     modules: list[Any]
+    owns: list[dict[str, Any]]
+    """The ``__dict__`` of each."""
     parameters: tuple[dict[str, Any], ...]
     buffers: tuple[dict[str, Any], ...]
     training: tuple[bool, ...]
@@ -146,7 +148,7 @@ class _Tree:
         """References to those that have died: another object may have the id of one."""
         self.refs = list(map(weakref.ref, found, repeat(self.gone.append)))
         below = [own.get("_modules", {}) for own in owns]
-        self.sizes, self.below = list(map(len, below)), list(map(id, _inside(below)))
+        self.sizes, self.below = list(map(len, below)), list(map(id, inside(below)))
         """How many modules each of them leads to, and the ids of those."""
 
 
@@ -196,26 +198,27 @@ def _look(module: Any) -> Look:
     if last is not None:
         known = [ref() for ref in last.refs]
         if not last.gone and known[0] is module:
-            below, parameters, buffers, training, *hooks = _columns([one.__dict__ for one in known])
-            if list(map(id, _inside(below))) == last.below and list(map(len, below)) == last.sizes:
-                return Look(known, parameters, buffers, training, tuple(hooks))
+            owns = [one.__dict__ for one in known]
+            below, parameters, buffers, training, *hooks = _columns(owns)
+            if list(map(id, inside(below))) == last.below and list(map(len, below)) == last.sizes:
+                return Look(known, owns, parameters, buffers, training, tuple(hooks))
     owns, found = [], []
     level, seen = [module], {id(None), id(module)}
     while level:
         mine = [one.__dict__ for one in level]
         owns += mine
         found += level
-        parts = {id(one): one for one in _inside([own.get("_modules", {}) for own in mine]) if id(one) not in seen}
+        parts = {id(one): one for one in inside([own.get("_modules", {}) for own in mine]) if id(one) not in seen}
         seen.update(parts)
         level = list(parts.values())
     if len(_trees) >= _MOST_TREES:
         _trees.clear()
     _trees[id(module)] = _Tree(found, owns)
     _, parameters, buffers, training, *hooks = _columns(owns)
-    return Look(found, parameters, buffers, training, tuple(hooks))
+    return Look(found, owns, parameters, buffers, training, tuple(hooks))
 
 
-def _inside(dicts: Iterable[Any]) -> list[Any]:
+def inside(dicts: Iterable[Any]) -> list[Any]:
     """The values of some dicts, most of which are empty as a rule."""
     return list(chain.from_iterable(map(dict.values, filter(None, dicts))))
 
@@ -227,7 +230,7 @@ def of_groups(optimizer: Any) -> list[Any]:
 
 def of_state(optimizer: Any) -> list[Any]:
     """What an optimizer's state holds, numbers and None among it."""
-    return _inside(list(optimizer.state.values()))
+    return inside(list(optimizer.state.values()))
 
 
 def named(torch: Any, path: Path, value: Any) -> Iterator[tuple[str, str, Any]]:
