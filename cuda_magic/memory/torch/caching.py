@@ -278,16 +278,20 @@ class TorchAllocator:
     def watch(
         self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False, older: str = ""
     ) -> Any:
-        return changes.watch(self.torch, namespace, last, walk, steps, older)
+        with self.torch._C.DisableTorchFunction():  # no code of the user's runs: of a subclass, or of a mode
+            return changes.watch(self.torch, namespace, last, walk, steps, older)
 
     def before_call(self, value: Any, method: str) -> Any:
-        return optimizers.before_call(self.torch, value, method)
+        with self.torch._C.DisableTorchFunction():
+            return optimizers.before_call(self.torch, value, method)
 
     def before_computing(self, used: Iterable[Any], called: Iterable[Any], words: Iterable[tuple[Any, str]]) -> Any:
         return pure.before_computing(self.torch, used, called, words)
 
     def undo(self, mark: Any) -> None:
-        changes.undo(mark)
+        with self.torch._C.DisableTorchFunction():
+            changes.undo(mark)
 
     def changed(self, mark: Any) -> list[str]:
-        return changes.changed(mark)
+        with self.torch._C.DisableTorchFunction():
+            return changes.changed(mark)
