@@ -76,8 +76,8 @@ class Depths:
         self.leads = dict(walk.leads)
         """What may lead to tensors, to be marked and dropped."""
         self.draw = walk.draw
-        self.only_steps = walk.only_steps
-        """Whether the statement changes an optimizer's state by its step alone."""
+        self.steps: bool | None = walk.steps()
+        """Whether the statement changes an optimizer's state by its step alone; None: it names none."""
 
     def changed(self, namespace: Mapping[str, Any]) -> list[str]:
         """Names whose objects hold something else now."""

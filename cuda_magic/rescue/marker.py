@@ -227,7 +227,7 @@ class Marker:
         if allocator is not None:
             quiet = _is_quiet(step, namespace)
             older = "" if not self._quiet else "all" if quiet else "versions" if _is_backward(step.node) else ""
-            marks.tensors = self._watch(now, allocator, leads, depths.only_steps, older)
+            marks.tensors = self._watch(now, allocator, leads, depths.steps, older)
             self._walk = _may_set_parts(step.node)
             self._quiet = quiet
         return marks
@@ -277,7 +277,7 @@ class Marker:
         marks.ranks = ranks.position()
         return marks
 
-    def _watch(self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any], steps: bool, older: str) -> Any:
+    def _watch(self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any], steps: bool | None, older: str) -> Any:
         if self._allocator is not allocator:
             self._fresh |= self._watched | {name: name for name in self._others}
             self._watched, self._tensors, self._allocator = {}, None, allocator

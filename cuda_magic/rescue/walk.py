@@ -148,6 +148,12 @@ class Walk:
             self.only_steps = False
         return things, numbers
 
+    def steps(self) -> bool | None:
+        """Whether an optimizer's state changes by its step alone; None where none is named, nor what may have hooks."""
+        if not self.only_steps:
+            return False
+        return True if "step" in self._read or "backward" in self._read else None
+
     def meet(self, module: ModuleType) -> None:
         """A module that stands under a name."""
         _meet(self, vars(module).get("__name__"))

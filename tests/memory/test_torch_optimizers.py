@@ -118,8 +118,7 @@ def test_a_step_that_failed_is_repeated_only_if_it_had_not_begun(made, way, step
             (one.undo if number % 2 else lambda mark=all_of_it: changes.undo(mark))()
             optimizer.step()
             assert _same(_whole(weights, optimizer), wanted), number
-    assert silent or steps
-    assert told or way == "fused"
+    assert told
 
 
 def test_state_that_a_first_step_made_halfway_goes():
@@ -137,7 +136,8 @@ def test_parameters_of_other_types_than_before_are_not_taken_for_the_same():
     weights, optimizer = _ready("SGD", {"lr": 0.1}, 1)
     mark = optimizers.before_call(torch, optimizer, "step")
     assert mark.changed() == []
-    weights[2].data, weights[2].grad = weights[2].data.half(), weights[2].grad.half()
+    weights[3].grad, weights[3].data = None, weights[3].data.half()
+    weights[3].grad = torch.ones(3, 2).half()
     assert "may have stepped" in mark.changed()[0]
 
 

@@ -276,7 +276,7 @@ class TorchAllocator:
         return tensors.follows(self.torch, value)
 
     def watch(
-        self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool = False, older: str = ""
+        self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool | None = False, older: str = ""
     ) -> Any:
         with self.torch._C.DisableTorchFunction():  # no code of the user's runs: of a subclass, or of a mode
             return changes.watch(self.torch, namespace, last, walk, steps, older)

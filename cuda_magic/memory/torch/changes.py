@@ -152,7 +152,7 @@ class Mark:
     walk
         Whether modules may lead to other tensors than at `last`.
     steps
-        Whether the statement changes optimizers' state by their step alone: then a part of it tells.
+        Whether the statement changes optimizers' state by their step alone: then a part of it tells. None: not at all.
     older
         ``versions``: parameters and buffers need not be read again, only their gradients; ``all``: those neither.
     """
@@ -167,7 +167,7 @@ class Mark:
     state: Group
     state_owners: list[_Owner]
 
-    def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool, steps: bool, older: str) -> None:
+    def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool, steps: bool | None, older: str) -> None:
         self.steps, self.stale = steps, False
         self.torch, self.paths = torch, found.paths
         self.free = _as_before(found.tensors, None if last is None else last.free) or Group(found.tensors)
@@ -184,13 +184,13 @@ class Mark:
             self.owned, self.owners = owned, last.owners
         else:
             self._walk(found, last)
-        if last is not None and last.signs == self.signs and last.owned.same(self.owned) and (steps or not last.steps):
+        if last is not None and last.signs == self.signs and last.owned.same(self.owned) and (steps is not False or last.steps is False):
             self.state, self.state_owners = last.state, last.state_owners
             return
         self.state_owners = []
         state: list[Any] = []
         for path, optimizer in found.optimizers:
-            part = optimizers.first(torch, optimizer) if steps else None
+            part = optimizers.first(torch, optimizer) if steps is not False else None
             state += tensors.of_state(optimizer) if part is None else part
             self.state_owners.append((len(state), "state", path, weakref.ref(optimizer)))
         self.state = _as_before(state, None if last is None else last.state) or Group(state, grads=False)
@@ -235,7 +235,7 @@ def _sign(torch: Any, optimizer: Any) -> list[int]:
 
 
 def watch(
-    torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: bool = True, steps: bool = False, older: str = ""
+    torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: bool = True, steps: bool | None = False, older: str = ""
 ) -> Mark:
     """Marks of the tensors that the namespace's values hold; `namespace` maps names to values, or is values.
 
@@ -267,6 +267,16 @@ def changed(mark: Mark | Zeroed | Stepped | Computed) -> list[str]:
     labels: dict[int, str] = {}
     for group, owners in ((mark.owned, mark.owners), (mark.state, mark.state_owners)):
         _owned(mark.torch, group, owners, found, labels)
+    known = {id(tensor) for ref in mark.state.refs if (tensor := ref()) is not None}
+    for _, _, path, reference in mark.state_owners:
+        optimizer = reference()
+        if optimizer is None:
+            continue
+        if mark.steps is not None and optimizers.uncounted(optimizer):
+            found.setdefault("uncounted", [])
+        states = [one for one in optimizer.state.values() if isinstance(one, dict)]
+        if "state" not in found and any(optimizers.counted(one) for one in states if id(one.get("step")) not in known):
+            found.setdefault("state", []).append(f"the state of {tensors.text(path)}")
     for i, tensor, grad, version in mark.free.graded():
         if _accumulated(tensor, grad, version):
             found.setdefault("gradient", []).append(tensors.text(mark.paths[i]))
@@ -340,6 +350,7 @@ _SENTENCES = {
     "buffer replaced": "buffers were replaced: {}",
     "state replaced": "an optimizer's state was replaced: {}",
     "gradient": "gradients were accumulated: {}",
+    "uncounted": optimizers.MAY_HAVE_STEPPED,
 }
 
 

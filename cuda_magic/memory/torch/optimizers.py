@@ -14,7 +14,7 @@ from typing import Any
 from ..parts import fields
 from .pure import is_torchs
 
-__all__ = ["Stepped", "Zeroed", "before_call", "first"]
+__all__ = ["MAY_HAVE_STEPPED", "Stepped", "Zeroed", "before_call", "counted", "first", "uncounted"]
 
 _FIRST = {
     "step": ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "Adafactor", "RMSprop", "Rprop", "ASGD"),
@@ -33,7 +33,7 @@ def _key(torch: Any, optimizer: Any) -> str | None:
     known = _keys.get(id(kind))
     if known is not None and known[0] is kind:
         return known[1]
-    if not str(_module(kind)).startswith("torch.optim.") or type(kind) is not type:
+    if not f"{_module(kind)}.".startswith("torch.optim.") or type(kind) is not type:
         return None
     for key, names in _FIRST.items():
         if kind.__name__ in names and getattr(torch.optim, kind.__name__, None) is kind:
@@ -86,6 +86,20 @@ def before_call(torch: Any, value: Any, method: str) -> Zeroed | Stepped | None:
     if method == "step" and is_plain(value) and not getattr(value, "grad_scale", None):
         return Stepped(value)
     return None
+
+
+MAY_HAVE_STEPPED = "an optimizer may have stepped: SGD(fused=True), whose steps torch does not count"
+
+
+def uncounted(optimizer: Any) -> bool:
+    """Whether nothing tells that it has stepped: torch's fused operations count no changes, and SGD counts no steps."""
+    return type(optimizer).__name__ == "SGD" and any([group.get("fused") for group in optimizer.param_groups])
+
+
+def counted(state: Any) -> bool:
+    """Whether a parameter's state, new since the marks, is of one that has stepped. Asked after a failure."""
+    steps = state.get("step") if isinstance(state, dict) else None
+    return hasattr(steps, "_version") and bool(steps)
 
 
 class Zeroed:
@@ -148,12 +162,15 @@ class Stepped:
             return ["an optimizer has gone"]
         if not set(_first_places(optimizer)).issubset(self.places):
             return ["an optimizer may have stepped: its parameters are of several devices or types"]
+        if uncounted(optimizer):
+            return [MAY_HAVE_STEPPED]
         name = type(optimizer).__name__
         for ref, version in self.marks:
             one = ref()
             if one is None or one._version != version:
                 return [f"an optimizer stepped: {name}"]
-        return []
+        new = list(optimizer.state.values())[self.size :]
+        return [f"an optimizer stepped: {name}"] if any(map(counted, new)) else []
 
     def undo(self) -> None:
         """Take away state that the failed step made."""
