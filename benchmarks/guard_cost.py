@@ -70,6 +70,35 @@ thing = Thing()
 """
 """An object of the notebook's own class: it may lead to anything, so all names are marked."""
 
+NETWORK = """
+import torch
+torch.manual_seed(0)
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = []
+        for _ in range(8):
+            layers += [torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Dropout(0.1)]
+        self.layers = torch.nn.Sequential(*layers)
+        self.head = torch.nn.Linear(8, 4)
+    def forward(self, x):
+        return self.head(self.layers(x).mean((2, 3)))
+model = Network()
+optimizer = torch.optim.Adam(model.parameters())
+inputs = torch.randn(4, 8, 16, 16)
+def train(inputs):
+    optimizer.zero_grad()
+    loss = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+train(inputs)
+"""
+"""The same with a model of a class of the notebook's own."""
+
+ARRAYS = "import numpy, torch\n" + "\n".join(f"a{i} = numpy.ones(1 << 17)" for i in range(8)) + "\n"
+"""Eight arrays of 1 MiB."""
+
 LONG_LOOP = "for i in range(3):\n" + "\n".join(
     f"    a{i} = i * {i}\n    if a{i} > {i}:\n        a{i} -= 1" for i in range(20)
 )
@@ -96,9 +125,22 @@ ROWS = {
         "optimizer.zero_grad()\noutput = model(inputs)\nloss = output.square().mean()\n"
         "loss.backward()\noptimizer.step()",
     ),
+    "torch: a step of a class": (NETWORK, "loss = train(inputs)"),
+    "torch: eight arrays of 1 MiB": (ARRAYS, f"x = torch.tensor({' + '.join(f'a{i}' for i in range(8))})"),
     "torch: ten calls": (TRAINING + "def f(a):\n    return a", "\n".join(f"y{i} = f({i})" for i in range(10))),
 }
 """What the namespace has, and the cell."""
+ON_CARD = {
+    f"card: {name[7:]}": (
+        setup.replace("inputs =", "model.cuda()\noptimizer = torch.optim.Adam(model.parameters())\ninputs =")
+        .replace("randn(4, 8)", "randn(4, 8, device='cuda')")
+        .replace("randn(4, 8, 16, 16)", "randn(4, 8, 16, 16, device='cuda')"),
+        body,
+    )
+    for name, (setup, body) in ROWS.items()
+    if setup in {TRAINING, NETWORK}
+}
+"""The training rows where a card is there."""
 ROUNDS = 400
 
 
@@ -134,9 +176,16 @@ def make_shell():
     return shell
 
 
+def _has_card() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_available()
+
+
 def table(shell, rounds: int):
     """(row, its figures), one after the other."""
-    for name, (setup, body) in ROWS.items():
+    for name, (setup, body) in (*ROWS.items(), *ON_CARD.items()):
+        if name.startswith("card") and not _has_card():
+            continue
         if name.startswith("torch") and importlib.util.find_spec("torch") is None:
             continue
         before = set(shell.user_ns)

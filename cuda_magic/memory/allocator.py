@@ -398,14 +398,21 @@ class Allocator(Protocol):
         ...
 
     def watch(
-        self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool | None = False, older: str = ""
+        self,
+        namespace: Iterable[Any],
+        last: Any = None,
+        walk: bool = True,
+        *,
+        steps: bool | None = False,
+        older: str = "",
     ) -> Any:
         """A cheap mark of tensors' versions, gradients and optimizers' steps before a statement.
 
         `last` is the mark before the statement that ran before: what it found out may be used again. Without `walk`
         that statement is not taken to have changed which tensors a module has; if it has, `changed` says so. With
-        `steps` the next one changes an optimizer's state by its step alone, or where None not at all. `older` says what may be as old as `last`:
-        ``versions`` of parameters, or ``all`` of them; what changed in between then counts as changed by the next one.
+        `steps` the next one changes an optimizer's state by its step alone, or where None not at all. `older` says
+        what may be as old as `last`: ``versions`` of parameters, or ``all`` of them; what changed in between then
+        counts as changed by the next one.
         """
         ...
 

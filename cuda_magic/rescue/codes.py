@@ -104,7 +104,7 @@ def inner_leaves(code: CodeType) -> bool:
 
 def leads_on(names: tuple[str, ...]) -> bool:
     """Whether one of them, an attribute of whatever object, may lead on."""
-    return not _LEADS_ON.isdisjoint(names) or any([name[0] == "_" and name != "_" for name in names])
+    return not _LEADS_ON.isdisjoint(names) or any(name[0] == "_" and name != "_" for name in names)
 
 
 def doubtful(names: tuple[str, ...]) -> bool:

@@ -13,10 +13,12 @@ from operator import is_
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from .arrays import is_large, only_read
 from .boxes import LIGHT, Reference, reference, same
 from .walk import GIVEN, Walk
 
 if TYPE_CHECKING:
+    from ..cells.rescuer import Step
     from ..memory.allocator import Allocator
 
 __all__ = ["GIVEN", "Depths"]
@@ -29,8 +31,8 @@ class Depths:
 
     Parameters
     ----------
-    code
-        The statement's; None of a guarded function: `namespace` has that one and its arguments as `GIVEN`.
+    step
+        The statement. Without code it is a guarded function: `namespace` has that one and its arguments as `GIVEN`.
     namespace
         The cell's.
     saved
@@ -43,12 +45,13 @@ class Depths:
 
     def __init__(
         self,
-        code: CodeType | None,
+        step: Step,
         namespace: Mapping[str, Any],
         saved: Collection[str],
         known: Collection[int],
         allocator: Allocator | None,
     ) -> None:
+        code = step.code
         walk = Walk(namespace, allocator, known)
         if saved:
             walk.seen.update(id(namespace[name]) for name in saved if name in namespace)
@@ -60,6 +63,7 @@ class Depths:
         else:
             walk.names += [name for name in namespace if type(name) is str and name.startswith(GIVEN)]
         self.own = walk.own
+        arrays: list[tuple[str, Any]] = []
         for name in walk.names:  # grows meanwhile
             value = namespace.get(name)
             if id(type(value)) in _LIGHT:
@@ -68,8 +72,13 @@ class Depths:
             elif name not in saved:
                 if type(value) is ModuleType:
                     walk.meet(value)
+                elif is_large(value) and code is not None:
+                    arrays.append((name, value))
                 elif not walk.leads_nowhere(name, value):
                     self.roots.append((name, reference(value), *walk.tokens(name, value)))
+        if arrays:
+            read = only_read(step.node, namespace, ())
+            self.roots += [(n, reference(v), *walk.tokens(n, v)) for n, v in arrays if n not in read or walk.again(n)]
         self.saved = tuple(name for name in saved if name in namespace)
         self.unknown = walk.unknown
         self._codes = walk.codes if allocator is not None else []

@@ -85,7 +85,21 @@ def _may_set_parts(node: ast.AST | None) -> bool:
 
 _NOISY = frozenset(
     (
-        *("apply", "backward", "clear", "copy", "cpu", "cuda", "double", "eval", "fit", "float", "half", "insert", "load"),
+        *(
+            "apply",
+            "backward",
+            "clear",
+            "copy",
+            "cpu",
+            "cuda",
+            "double",
+            "eval",
+            "fit",
+            "float",
+            "half",
+            "insert",
+            "load",
+        ),
         *("append", "extend", "load_state_dict", "pop", "set", "step", "to", "train", "update", "zero_grad"),
     )
 )
@@ -219,7 +233,7 @@ class Marker:
         if self._draw:
             marks.draw = tuple([now[key] for key in self._draw])
         known = {id(now[key]) for key in (*self._watched.values(), *self._fresh.values())}
-        depths = marks.depths = Depths(step.code, namespace, saved, known, allocator)
+        depths = marks.depths = Depths(step, namespace, saved, known, allocator)
         leads, depths.leads = depths.leads, {}
         own = set(map(id, marks.draw))
         marks.draw += tuple([value for value in depths.draw if id(value) not in own])
@@ -277,7 +291,9 @@ class Marker:
         marks.ranks = ranks.position()
         return marks
 
-    def _watch(self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any], steps: bool | None, older: str) -> Any:
+    def _watch(
+        self, now: Mapping[Any, Any], allocator: Allocator, more: Mapping[str, Any], steps: bool | None, older: str
+    ) -> Any:
         if self._allocator is not allocator:
             self._fresh |= self._watched | {name: name for name in self._others}
             self._watched, self._tensors, self._allocator = {}, None, allocator
@@ -290,7 +306,7 @@ class Marker:
         boxes = self._boxes.marks
         lead = {label: now[key] for label, key in self._watched.items() if label not in boxes or not boxes[label].light}
         lead.update(more)
-        self._tensors = allocator.watch(lead, self._tensors, self._walk, steps, older) if lead else None
+        self._tensors = allocator.watch(lead, self._tensors, self._walk, steps=steps, older=older) if lead else None
         return self._tensors
 
     def _look_again(

@@ -35,7 +35,7 @@ def plain(node: ast.AST | None, namespace: Mapping[str, Any]) -> Plain | None:
     if type(node) is ast.Assign:
         for target in node.targets:
             if type(target) is not ast.Name and not (
-                type(target) is ast.Tuple and all([type(part) is ast.Name for part in target.elts])
+                type(target) is ast.Tuple and all(type(part) is ast.Name for part in target.elts)
             ):
                 return None
     elif type(node) is not ast.Expr:

@@ -134,7 +134,7 @@ def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
                     return None
                 todo += [method.names for method in methods]
                 boxes.append(name)
-                sets = sets or any([method.sets for method in methods])
+                sets = sets or any(method.sets for method in methods)
             else:
                 return None
     if sets:

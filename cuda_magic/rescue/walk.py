@@ -86,6 +86,7 @@ class Walk:
         self.numbers: list[Any] = []
         """What is compared by value."""
         self._read: set[str] = set()
+        self._by_functions: set[str] = set()
         self.codes: list[CodeType] = []
         self.only_steps = True
         """Whether nothing that was met changes an optimizer's state but by its step."""
@@ -101,6 +102,7 @@ class Walk:
         known: Code = of_code(code)
         if known.leaves:
             self.only_steps = False
+        self._by_functions.update(known.names)
         self._follow(code, known.names, known.data, known.doubtful)
 
     def _follow(self, code: CodeType, names: Collection[str], data: bool, doubt: bool) -> None:
@@ -110,12 +112,13 @@ class Walk:
             self.only_steps = False
         if doubt:
             self.only_steps = False
+            self._by_functions.update(name for name in list(self.namespace) if type(name) is str)
             names = [*names, *[name for name in list(self.namespace) if type(name) is str and name[:1] != "_"]]
         read, namespace = self._read, self.namespace
         for name in names:
             if name not in read:
                 read.add(name)
-                if name in namespace and name != "In" and name != "Out":
+                if name in namespace and name not in {"In", "Out"}:
                     self.names.append(name)
 
     def tokens(self, name: str, value: Any) -> tuple[list[Any], list[Any]]:
@@ -147,6 +150,10 @@ class Walk:
         if self.left <= 0:
             self.only_steps = False
         return things, numbers
+
+    def again(self, name: str) -> bool:
+        """Whether a function reads this name, or a value that was followed before is the same."""
+        return name in self._by_functions or id(self.namespace[name]) in self.seen
 
     def steps(self) -> bool | None:
         """Whether an optimizer's state changes by its step alone; None where none is named, nor what may have hooks."""

@@ -327,7 +327,13 @@ class PracticeAllocator:
         return isinstance(value, PracticeTensor)
 
     def watch(
-        self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool | None = False, older: str = ""
+        self,
+        namespace: Iterable[Any],
+        last: Any = None,
+        walk: bool = True,
+        *,
+        steps: bool | None = False,
+        older: str = "",
     ) -> Any:
         items = (
             namespace.items()

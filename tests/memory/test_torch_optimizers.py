@@ -41,7 +41,13 @@ class FailsAt:
 
 def _made():
     found = {}
-    for name, key in (("SGD", {"momentum": 0.9}), ("SGD", {}), ("Adam", {"amsgrad": True}), ("AdamW", {}), ("NAdam", {})):
+    for name, key in (
+        ("SGD", {"momentum": 0.9}),
+        ("SGD", {}),
+        ("Adam", {"amsgrad": True}),
+        ("AdamW", {}),
+        ("NAdam", {}),
+    ):
         found[f"{name} {key or ''}".strip()] = (name, {"lr": 0.1, **key})
     for name in ("RAdam", "Adamax", "Adadelta", "Adagrad", "Adafactor", "RMSprop", "Rprop", "ASGD"):
         if hasattr(torch.optim, name):
@@ -164,7 +170,7 @@ def test_only_a_part_of_the_state_is_read():
     assert (len(few.state.refs), len(all_of_it.state.refs)) == (5, 15)
     again = changes.watch(torch, names, few, False)
     assert len(again.state.refs) == 15
-    assert len(changes.watch(torch, names, all_of_it, False, True).state.refs) == 15
+    assert len(changes.watch(torch, names, all_of_it, False, steps=True).state.refs) == 15
 
 
 def test_a_scheduler_around_the_step_is_torchs():

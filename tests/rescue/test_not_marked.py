@@ -57,7 +57,10 @@ def fails(cells, monkeypatch):
         made(self, index, source, *rest, compile(source, "<cell>", "exec") if source else None)
 
     monkeypatch.setattr(Step, "__init__", with_code)
-    kept = [(torch.nn.Linear, "forward", torch.nn.Linear.forward), (torch.nn.Module, "__call__", torch.nn.Module.__call__)]
+    kept = [
+        (torch.nn.Linear, "forward", torch.nn.Linear.forward),
+        (torch.nn.Module, "__call__", torch.nn.Module.__call__),
+    ]
     kept += [(torch.nn.functional, "mse_loss", torch.nn.functional.mse_loss), (torch, "stack", torch.stack)]
     kept += [(torch.optim.Adam, name, getattr(torch.optim.Adam, name)) for name in ("step", "zero_grad")]
     had = {name for _, name, _ in kept if name in vars(torch.optim.Adam)}
@@ -130,8 +133,11 @@ CHANGES = {
         "from torch.nn.utils import parametrize\nparametrize.register_parametrization(model[0], 'weight', P())",
         "y = model(x)",
     ),
-    "activation in place": ("model = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Identity())\n"
-        "x = -torch.ones(4, 2)\nmodel[1].register_forward_hook(lambda *a: oom())", "y = model(x)"),
+    "activation in place": (
+        "model = torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Identity())\n"
+        "x = -torch.ones(4, 2)\nmodel[1].register_forward_hook(lambda *a: oom())",
+        "y = model(x)",
+    ),
     "training BatchNorm": (
         "model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))\n"
         "model[1].register_forward_hook(lambda *a: oom())",
@@ -161,7 +167,8 @@ CHANGES = {
     ),
     "subclass among the parameters": (
         "class T(torch.nn.Parameter):\n    @classmethod\n    def __torch_function__(c, f, t, a=(), k=None):\n"
-        "        with torch._C.DisableTorchFunctionSubclass():\n            w.add_(1); oom(); return f(*a, **(k or {}))\n"
+        "        with torch._C.DisableTorchFunctionSubclass():\n"
+        "            w.add_(1); oom(); return f(*a, **(k or {}))\n"
         "model[0].weight = T(torch.ones(2, 2))",
         "y = model(x)",
     ),
@@ -214,7 +221,8 @@ CHANGES = {
         "optimizer.step()",
     ),
     "zero_grad of a subclass": (
-        "class A(torch.optim.Adam):\n    def zero_grad(s):\n        w.add_(1); oom()\noptimizer = A(model.parameters())",
+        "class A(torch.optim.Adam):\n    def zero_grad(s):\n        w.add_(1); oom()\n"
+        "optimizer = A(model.parameters())",
         "optimizer.zero_grad()",
     ),
     "hook before the step": ("optimizer.register_step_pre_hook(hook)", "optimizer.step()"),
@@ -242,7 +250,10 @@ CHANGES = {
         "s = torch.optim.lr_scheduler.ConstantLR(optimizer)\ntorch.optim.Adam.step = old",
         "optimizer.step()",
     ),
-    "object with such a name": ("class O:\n    def step(s):\n        w.add_(1); oom()\noptimizer = O()", "optimizer.step()"),
+    "object with such a name": (
+        "class O:\n    def step(s):\n        w.add_(1); oom()\noptimizer = O()",
+        "optimizer.step()",
+    ),
     # -- backward
     "hook of a parameter": ("model[0].weight.register_hook(hook)", "loss.backward()"),
     "hook of a gradient that is there": (
@@ -270,7 +281,8 @@ CHANGES = {
     ),
     "state by a name": ("def f():\n    getattr(optimizer, 'state')[model[2].bias]['exp_avg'].mul_(2); oom()", "f()"),
     "state by a library": (
-        "import types\nlib = types.ModuleType('lib'); exec('def f(o, p):\\n    o.state[p][\"exp_avg\"].mul_(2)', vars(lib))",
+        "import types\nlib = types.ModuleType('lib')\n"
+        "exec('def f(o, p):\\n    o.state[p][\"exp_avg\"].mul_(2)', vars(lib))",
         "y = (lib.f(optimizer, model[2].bias), oom())",
     ),
 }

@@ -10,7 +10,21 @@ from typing import Any
 
 from ..allocator import Ops, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
-from . import changes, libraries, mover, optimizers, parking, pure, randomness, recorded, safety, scan, settings, snapshot, tensors
+from . import (
+    changes,
+    libraries,
+    mover,
+    optimizers,
+    parking,
+    pure,
+    randomness,
+    recorded,
+    safety,
+    scan,
+    settings,
+    snapshot,
+    tensors,
+)
 from .reserve import Reserve
 
 __all__ = ["TorchAllocator"]
@@ -276,10 +290,16 @@ class TorchAllocator:
         return tensors.follows(self.torch, value)
 
     def watch(
-        self, namespace: Iterable[Any], last: Any = None, walk: bool = True, steps: bool | None = False, older: str = ""
+        self,
+        namespace: Iterable[Any],
+        last: Any = None,
+        walk: bool = True,
+        *,
+        steps: bool | None = False,
+        older: str = "",
     ) -> Any:
         with self.torch._C.DisableTorchFunction():  # no code of the user's runs: of a subclass, or of a mode
-            return changes.watch(self.torch, namespace, last, walk, steps, older)
+            return changes.watch(self.torch, namespace, last, walk, steps=steps, older=older)
 
     def before_call(self, value: Any, method: str) -> Any:
         with self.torch._C.DisableTorchFunction():

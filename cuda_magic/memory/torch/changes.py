@@ -47,7 +47,7 @@ class Group:
             self.pick = sorted(first.values())
         self.gone: list[Any] = []
         """References to those that have died."""
-        mine = [found[i] for i in self.pick]
+        mine: list[Any] = [found[i] for i in self.pick]
         try:
             self.versions = [one._version for one in mine]
             self.refs = list(map(weakref.ref, mine, repeat(self.gone.append)))
@@ -72,7 +72,7 @@ class Group:
 
     def again(self, found: list[Any] | None = None) -> Group | None:
         """The same tensors now, which are those in `found`; None where one of them has died."""
-        mine = [ref() for ref in self.refs] if found is None else [found[i] for i in self.pick]
+        mine: list[Any] = [ref() for ref in self.refs] if found is None else [found[i] for i in self.pick]
         if self.gone:
             return None
         new: Group = object.__new__(Group)
@@ -90,7 +90,7 @@ class Group:
 
     def graded_anew(self) -> Group | None:
         """The same tensors with their versions of before and their gradients of now; None where one has died."""
-        mine = [ref() for ref in self.refs]
+        mine: list[Any] = [ref() for ref in self.refs]
         if self.gone or not self.whole:
             return None
         new: Group = object.__new__(Group)
@@ -99,7 +99,7 @@ class Group:
         return new
 
     def seems_same(self) -> bool:
-        """Whether the first and the last tensor are what they were: a guess, for which nobody pays with wrong numbers."""
+        """Whether the first and the last tensor are what they were: a guess, which costs no wrong numbers."""
         if self.gone:
             return False
         for i in (0, -1) if self.refs else ():
@@ -157,8 +157,10 @@ class Mark:
         ``versions``: parameters and buffers need not be read again, only their gradients; ``all``: those neither.
     """
 
-    __slots__ = ("empty", "free", "owned", "owners", "paths", "roots", "signs", "stale", "state")
-    __slots__ += ("state_owners", "steps", "torch")
+    __slots__ = (
+        *("empty", "free", "owned", "owners", "paths", "roots", "signs", "stale", "state"),
+        *("state_owners", "steps", "torch"),
+    )
     free: Group
     """Tensors under names and in containers; `paths` are theirs."""
     owned: Group
@@ -167,7 +169,9 @@ class Mark:
     state: Group
     state_owners: list[_Owner]
 
-    def __init__(self, torch: Any, found: Found, last: Mark | None, walk: bool, steps: bool | None, older: str) -> None:
+    def __init__(
+        self, torch: Any, found: Found, last: Mark | None, walk: bool, *, steps: bool | None, older: str
+    ) -> None:
         self.steps, self.stale = steps, False
         self.torch, self.paths = torch, found.paths
         self.free = _as_before(found.tensors, None if last is None else last.free) or Group(found.tensors)
@@ -184,7 +188,12 @@ class Mark:
             self.owned, self.owners = owned, last.owners
         else:
             self._walk(found, last)
-        if last is not None and last.signs == self.signs and last.owned.same(self.owned) and (steps is not False or last.steps is False):
+        if (
+            last is not None
+            and last.signs == self.signs
+            and last.owned.same(self.owned)
+            and (steps is not False or last.steps is False)
+        ):
             self.state, self.state_owners = last.state, last.state_owners
             return
         self.state_owners = []
@@ -235,7 +244,13 @@ def _sign(torch: Any, optimizer: Any) -> list[int]:
 
 
 def watch(
-    torch: Any, namespace: Iterable[Any], last: Mark | None = None, walk: bool = True, steps: bool | None = False, older: str = ""
+    torch: Any,
+    namespace: Iterable[Any],
+    last: Mark | None = None,
+    walk: bool = True,
+    *,
+    steps: bool | None = False,
+    older: str = "",
 ) -> Mark:
     """Marks of the tensors that the namespace's values hold; `namespace` maps names to values, or is values.
 
@@ -250,7 +265,7 @@ def watch(
         items = ((f"value {i}", value) for i, value in enumerate(namespace))
     for name, value in items:
         tensors.collect(torch, str(name), value, tensors.DEPTH, found)
-    return Mark(torch, found, last, walk, steps, older)
+    return Mark(torch, found, last, walk, steps=steps, older=older)
 
 
 def changed(mark: Mark | Zeroed | Stepped | Computed) -> list[str]:

@@ -1,8 +1,8 @@
 """torch's own optimizers: what of their state a step changes first, and whether a step is theirs alone.
 
-Each of them counts a parameter's steps before it changes anything else of that parameter (torch/optim/*.py: ``step_t += 1``,
-``_foreach_add_(device_state_steps, 1)``); SGD changes the momentum first, and then the parameter. So the first of each
-parameter's state tells whether a step has begun there, and the rest of it need not be read before each statement.
+Each of them counts a parameter's steps before it changes anything else of that parameter (torch/optim/*.py:
+``step_t += 1``, ``_foreach_add_(device_state_steps, 1)``); SGD changes the momentum first, and then the parameter. So
+the first of each parameter's state tells whether a step has begun there, and the rest of it need not be read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,19 @@ from .pure import is_torchs
 __all__ = ["MAY_HAVE_STEPPED", "Stepped", "Zeroed", "before_call", "counted", "first", "uncounted"]
 
 _FIRST = {
-    "step": ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "Adafactor", "RMSprop", "Rprop", "ASGD"),
+    "step": (
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "Adadelta",
+        "Adagrad",
+        "Adafactor",
+        "RMSprop",
+        "Rprop",
+        "ASGD",
+    ),
     "momentum_buffer": ("SGD",),
 }
 """What a step changes first of a parameter's state, by torch's classes."""
@@ -93,7 +105,7 @@ MAY_HAVE_STEPPED = "an optimizer may have stepped: SGD(fused=True), whose steps 
 
 def uncounted(optimizer: Any) -> bool:
     """Whether nothing tells that it has stepped: torch's fused operations count no changes, and SGD counts no steps."""
-    return type(optimizer).__name__ == "SGD" and any([group.get("fused") for group in optimizer.param_groups])
+    return type(optimizer).__name__ == "SGD" and any(group.get("fused") for group in optimizer.param_groups)
 
 
 def counted(state: Any) -> bool:
@@ -135,7 +147,7 @@ _firsts: dict[int, tuple[Any, list[tuple[int, int]]]] = {}
 
 
 class Stepped:
-    """Before ``optimizer.step()``: a step goes over the parameters of one device and type in their order, group by group.
+    """Before ``optimizer.step()``: it goes over the parameters of one device and type in their order, group by group.
 
     The first of each with a gradient, and their state, tell whether it has begun.
     """
@@ -184,7 +196,7 @@ def _lead(optimizer: Any, places: list[tuple[int, int]]) -> bool:
     """Whether these parameters are there and have gradients."""
     groups = optimizer.param_groups
     try:
-        return bool(places) and all([groups[i]["params"][j].grad is not None for i, j in places])
+        return bool(places) and all(groups[i]["params"][j].grad is not None for i, j in places)
     except IndexError:
         return False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -19,8 +20,36 @@ __all__ = ["Computed", "before_computing", "is_torchs"]
 
 METHODS = frozenset(
     (
-        *("abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bfloat16", "bmm", "bool", "chunk"),
-        *("clamp", "clone", "contiguous", "cos", "cpu", "cuda", "cumsum", "detach", "dim", "div", "dot", "double", "eq"),
+        *(
+            "abs",
+            "add",
+            "all",
+            "amax",
+            "amin",
+            "any",
+            "argmax",
+            "argmin",
+            "argsort",
+            "bfloat16",
+            "bmm",
+            "bool",
+            "chunk",
+        ),
+        *(
+            "clamp",
+            "clone",
+            "contiguous",
+            "cos",
+            "cpu",
+            "cuda",
+            "cumsum",
+            "detach",
+            "dim",
+            "div",
+            "dot",
+            "double",
+            "eq",
+        ),
         *("exp", "expand", "flatten", "float", "gather", "ge", "gt", "half", "int", "item", "le", "log", "log_softmax"),
         *("long", "lt", "masked_fill", "matmul", "max", "mean", "min", "mm", "mul", "ne", "neg", "norm", "numel"),
         *("permute", "pow", "prod", "relu", "repeat", "reshape", "round", "sigmoid", "sin", "size", "softmax", "sort"),
@@ -32,7 +61,21 @@ METHODS = frozenset(
 ATTRIBUTES = frozenset(("T", "device", "dtype", "mT", "ndim", "requires_grad", "shape"))
 FUNCTIONS = frozenset(
     (
-        *("abs", "arange", "argmax", "bmm", "cat", "einsum", "empty", "exp", "eye", "full", "linspace", "log", "matmul"),
+        *(
+            "abs",
+            "arange",
+            "argmax",
+            "bmm",
+            "cat",
+            "einsum",
+            "empty",
+            "exp",
+            "eye",
+            "full",
+            "linspace",
+            "log",
+            "matmul",
+        ),
         *("max", "mean", "min", "mm", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like"),
         *("relu", "sigmoid", "softmax", "stack", "sum", "tanh", "tensor", "where", "zeros", "zeros_like"),
         *("cross_entropy", "gelu", "l1_loss", "layer_norm", "linear", "log_softmax", "mse_loss", "nll_loss", "one_hot"),
@@ -52,8 +95,10 @@ _MODULES = (
 )
 _DROPS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout")
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
-_SETTINGS = ("Embedding", "ReLU", "ReLU6", "SiLU", "Mish", "ELU", "SELU", "CELU", "LeakyReLU", "Hardswish", "Hardsigmoid")
-_SETTINGS += ("Hardtanh",)
+_SETTINGS = (
+    *("Embedding", "ReLU", "ReLU6", "SiLU", "Mish", "ELU", "SELU", "CELU", "LeakyReLU", "Hardswish", "Hardsigmoid"),
+    "Hardtanh",
+)
 """Those whose settings may let them change what they are given, or a weight."""
 _GLOBAL = (
     *("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"),
@@ -70,14 +115,16 @@ def is_torchs(function: Any) -> bool:
     known = _known.get(id(function))
     if known is not None and known[0] is function:
         return known[1]
-    home = os.path.dirname(str(sys.modules["torch"].__file__)) + os.sep
+    home = str(Path(str(sys.modules["torch"].__file__)).parent) + os.sep
     inner, own = function, True
     while inner is not None and own:
         if type(inner) is BuiltinFunctionType:
             own = str(inner.__module__ or "torch").split(".", 1)[0] == "torch"
         else:
             code = getattr(inner, "__code__", None)
-            own = code is not None and code.co_filename.startswith(home) and inner.__module__.split(".", 1)[0] == "torch"
+            own = (
+                code is not None and code.co_filename.startswith(home) and inner.__module__.split(".", 1)[0] == "torch"
+            )
         inner = getattr(inner, "__wrapped__", None)
     if len(_known) >= _MOST:
         _known.clear()
@@ -154,14 +201,14 @@ def before_computing(torch: Any, used: Iterable[Any], called: Iterable[Any], wor
     python = vars(torch.Tensor)
     for module, name in words:
         if module is not None:
-            if module is not torch and module is not torch.nn.functional or name not in FUNCTIONS:
+            if (module is not torch and module is not torch.nn.functional) or name not in FUNCTIONS:
                 return None
             if not is_torchs(vars(module).get(name)):
                 return None
             draws = draws or name in DRAWS
-        elif name not in METHODS and name not in ATTRIBUTES:
-            return None
-        elif name in python and not (name in ATTRIBUTES or is_torchs(python[name])):
+        elif (name not in METHODS and name not in ATTRIBUTES) or (
+            name in python and not (name in ATTRIBUTES or is_torchs(python[name]))
+        ):
             return None
     modules = []
     for value in used:
@@ -187,10 +234,10 @@ def before_computing(torch: Any, used: Iterable[Any], called: Iterable[Any], wor
 
 def _modules_are_torchs(torch: Any) -> bool:
     home = sys.modules.get("torch.nn.modules.module")
-    if home is None or any([getattr(home, name, True) for name in _GLOBAL]):
+    if home is None or any(getattr(home, name, True) for name in _GLOBAL):
         return False
     mine = vars(torch.nn.Module)
-    return all([is_torchs(mine.get(name)) for name in ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__")])
+    return all(is_torchs(mine.get(name)) for name in ("__call__", "_call_impl", "_wrapped_call_impl", "__getattr__"))
 
 
 def _only_computes(kinds: _Kinds, found: Look) -> bool:
@@ -200,9 +247,9 @@ def _only_computes(kinds: _Kinds, found: Look) -> bool:
     for dicts in (found.parameters, found.buffers):
         if not kinds.parts.issuperset(map(id, map(type, inside(dicts)))):
             return False
-    if not all([is_torchs(type(one).forward) for one in types.values()]):
+    if not all(is_torchs(type(one).forward) for one in types.values()):
         return False
-    if any(["forward" in own or "_call_impl" in own for own in found.owns]):
+    if any("forward" in own or "_call_impl" in own for own in found.owns):
         return False
     if kinds.settings.isdisjoint(types):
         return True

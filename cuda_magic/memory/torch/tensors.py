@@ -135,7 +135,9 @@ def _columns(owns: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
         return list(zip(*map(_kept, owns), strict=True))
     except KeyError:  # a module of another release's, or one that was taken apart
         names = (*_NAMES[:3], "training", *_HOOKS)
-        return list(zip(*[[own.get(name, {} if name in _NAMES[:3] else None) for name in names] for own in owns]))
+        return list(
+            zip(*[[own.get(name, {} if name in _NAMES[:3] else None) for name in names] for own in owns], strict=True)
+        )
 
 
 class _Tree:
