@@ -78,7 +78,8 @@ class Network(torch.nn.Module):
         super().__init__()
         layers = []
         for _ in range(8):
-            layers += [torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Dropout(0.1)]
+            layers += [torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8)]
+            layers += [torch.nn.ReLU(), torch.nn.Dropout(0.1)]
         self.layers = torch.nn.Sequential(*layers)
         self.head = torch.nn.Linear(8, 4)
     def forward(self, x):

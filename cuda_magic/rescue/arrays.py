@@ -128,7 +128,8 @@ def only_read(node: ast.AST | None, namespace: Mapping[str, Any], elsewhere: Col
     numpy = sys.modules.get("numpy")
     if numpy is None or type(node) not in {ast.Assign, ast.Expr}:
         return frozenset()
-    for target in getattr(node, "targets", ()):
+    targets: list[Any] = getattr(node, "targets", [])
+    for target in targets:
         for part in target.elts if type(target) in {ast.Tuple, ast.List} else (target,):
             if type(part) is not ast.Name:  # an item, which may be the array's
                 return frozenset()
@@ -203,7 +204,7 @@ class _Reading:
 
     def _call(self, call: ast.Call) -> tuple[bool, set[str]]:
         function = call.func
-        given = [*call.args, *[keyword.value for keyword in call.keywords]]
+        given: list[Any] = [*call.args, *[keyword.value for keyword in call.keywords]]
         plain = not any(keyword.arg in {None, "copy", "out"} for keyword in call.keywords)
         most, mine = 0, set[str]()
         if type(function) is ast.Name:
@@ -230,7 +231,9 @@ class _Reading:
                     raise _Unknown
         else:
             raise _Unknown
-        items = [inner for part in given for inner in (part.elts if type(part) in {ast.Tuple, ast.List} else (part,))]
+        items: list[Any] = [
+            inner for part in given for inner in (part.elts if type(part) in {ast.Tuple, ast.List} else (part,))
+        ]
         known, memory = self._all(items)
         if most and plain and known and len(call.args) <= most:
             return True, set()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .doubts import ATTRIBUTES, GLOBALS, MEMBERS
 
-__all__ = ["Code", "doubtful", "leads_on", "leaves_at_top", "names_in", "of_code"]
+__all__ = ["Code", "doubtful", "leaves_at_top", "names_at_top", "names_in", "of_code"]
 
 _LEADS_ON = frozenset((*ATTRIBUTES, *MEMBERS, *(name for names in MEMBERS.values() for name in names))) | {
     "ctypeslib",
@@ -90,6 +90,25 @@ def names_in(code: CodeType) -> tuple[str, ...]:
 def leaves_at_top(code: CodeType) -> bool:
     """Whether a statement's code may take a step that leads to anything, or that sets attributes."""
     return not _LEAVES_OR_SETS.isdisjoint(code.co_code[::2]) or inner_leaves(code)
+
+
+def names_at_top(code: CodeType) -> tuple[str, ...] | None:
+    """The names in a statement's code; None where it may take such a step, or one of them may lead on."""
+    if not _LEAVES_OR_SETS.isdisjoint(code.co_code[::2]):
+        return None
+    names = code.co_names
+    for inner in code.co_consts:
+        if type(inner) is CodeType:
+            its = of_code(inner)
+            if its.leaves or its.sets:
+                return None
+            names += its.names
+    if not _LEADS_ON.isdisjoint(names):
+        return None
+    for name in names:
+        if name[0] == "_" and name != "_":
+            return None
+    return names
 
 
 def inner_leaves(code: CodeType) -> bool:

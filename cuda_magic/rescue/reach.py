@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..memory.parts import fields
 from .boxes import HOLDS, LIGHT
-from .codes import Code, leads_on, leaves_at_top, names_in, of_code
+from .codes import Code, names_at_top, of_code
 from .randomness import draws
 
 __all__ = ["Reach", "reach"]
@@ -77,10 +77,8 @@ class Reach(NamedTuple):
 
 def reach(code: CodeType | None, namespace: Mapping[str, Any]) -> Reach | None:
     """What the code of a statement can lead to in this namespace; None where it may be anything."""
-    if code is None or leaves_at_top(code):
-        return None
-    names = names_in(code)
-    if leads_on(names):  # it may be an attribute, whatever has this name
+    names = None if code is None else names_at_top(code)
+    if names is None:  # one that leads on may be an attribute, whatever has this name
         return None
     boxes: list[str] = []
     generators: list[Any] = []
