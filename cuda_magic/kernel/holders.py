@@ -121,6 +121,12 @@ def outputs(shell: Any, namespace: Mapping[str, Any] | None = None) -> dict[str,
     if type(out) is dict:
         found |= {f"Out[{n}]": value for n, value in list(out.items())}
     found |= {name: namespace[name] for name in ("_", "__", "___") if name in namespace}
+    kept = getattr(shell, "user_ns_hidden", {})  # what "%reset out" leaves
+    hook = getattr(shell, "displayhook", None)
+    for name in ("_", "__", "___"):
+        for whose, value in (("IPython's", kept.get(name)), ("the display's", getattr(hook, name, None))):
+            if value is not None and type(value) is not str and value is not found.get(name):
+                found[f"{whose} {name}"] = value
     result = getattr(getattr(shell, "last_execution_result", None), "result", None)
     if result is not None:
         found["the last result"] = result

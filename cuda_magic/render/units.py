@@ -20,7 +20,7 @@ def bytes_text(count: int | None) -> str:
         return f"{sign}{value} bytes"
     scaled = float(value)
     unit = 0
-    while scaled >= 1024 and unit < len(_UNITS) - 1:
+    while round(scaled, 2) >= 1024 and unit < len(_UNITS) - 1:
         scaled /= 1024
         unit += 1
     return f"{sign}{scaled:.2f} {_UNITS[unit]}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from psutil import virtual_memory
 
 from ..render.units import bytes_text
-from .classify import others_hold_it
 from .lines import RESTART, allocator_option, variable
 from .marks import names_read
-from .options import RUNGS
+from .other_options import left_out, read_before, refused, smaller
 from .situation import CONTEXT, Situation
+from .step import Case, NextStep
 from .survey import Survey
 
 __all__ = ["NextStep", "next_steps"]
@@ -19,45 +20,6 @@ __all__ = ["NextStep", "next_steps"]
 MIB = 1 << 20
 MOST = 3
 """Variables that are named together."""
-
-
-@dataclass(frozen=True)
-class NextStep:
-    """Why, and the line to run."""
-
-    why: str
-    line: str
-
-
-@dataclass(frozen=True)
-class Case:
-    """What the rules look at."""
-
-    s: Situation
-    where: Survey
-    refused: Sequence[str] = ()
-    """What the failed attempt changed, where a repeat was refused."""
-    node_names: frozenset[str] = frozenset()
-
-    @property
-    def kind(self) -> str:
-        return self.s.fault.kind.id
-
-    @property
-    def request(self) -> int:
-        return self.s.request or 0
-
-    @property
-    def mine(self) -> int:
-        return self.where.room.reserved if self.where.room else 0
-
-    @property
-    def crowded(self) -> bool:
-        """Whether others hold the card: then the batch is not to blame."""
-        others = self.where.others or 0
-        if self.kind in ("context", "other-process"):
-            return others > 0
-        return others_hold_it(others, self.mine, self.request, self.where.capacity or 0)
 
 
 def _lost(c: Case) -> list[NextStep]:
@@ -91,7 +53,9 @@ def _start_up(c: Case) -> list[NextStep]:
 def _host(c: Case) -> list[NextStep]:
     if c.kind != "host-memory":
         return []
-    return [NextStep("the host's memory is short, not the GPU's: see what the host has left", "!free -h")]
+    if c.request > virtual_memory().total:
+        return [NextStep(f"{bytes_text(c.request)} is more than this host has: wrong shape, or to be split", "%debug")]
+    return [NextStep("see what the host has left", "!free -h")]
 
 
 def _worker(c: Case) -> list[NextStep]:
@@ -108,21 +72,6 @@ def _too_large(c: Case) -> list[NextStep]:
         return []
     times = f"{c.request / capacity:.1f} times the card" if capacity else "more than the card has"
     return [NextStep(f"one tensor of {bytes_text(c.request)} is {times}: wrong shape, or to be split", "%debug")]
-
-
-def _refused(c: Case) -> list[NextStep]:
-    if not c.refused:
-        return []
-    words = "; ".join(c.refused)
-    if any("other ranks" in one or "from rank to rank" in one for one in c.refused):
-        return [NextStep("free memory on this rank, then run the cell on all ranks again", "%gpu_mem --free")]
-    allocator = c.s.allocator
-    at_call = allocator is not None and not c.s.options.retry_at_call and allocator.ops() is not None
-    return [
-        *([NextStep("have only the operation that fails repeated", "%%cuda_guard --retry-at-call")] if at_call else []),
-        NextStep(f"keep the state of what the statement changes ({words})", "%%cuda_guard --checkpoint NAME,..."),
-        NextStep("if a second run of the statement does no harm", "%%cuda_guard --repeat-anyway"),
-    ]
 
 
 def _others(c: Case) -> list[NextStep]:
@@ -200,32 +149,14 @@ def _limited(c: Case) -> list[NextStep]:
     return [NextStep(why, f"torch.cuda.set_per_process_memory_fraction(1.0, {c.s.device})")]
 
 
-def _left_out(c: Case) -> list[NextStep]:
-    """What the options forbade, where it might have helped."""
-    o = c.s.options
-    if c.s.fault.kind.repeat != "ladder" or c.refused or c.kind == "context":
+def _cycles(c: Case) -> list[NextStep]:
+    """The statement itself leaves cycles behind, which only a collection within it would free."""
+    made = c.s.memory.get("cycles made", {})
+    name = max(made, key=lambda one: made[one], default="")
+    if not name or made[name] < max(c.request // 4, MIB) or c.s.fault.kind.repeat != "ladder":
         return []
-    if not o.retries and not (o.shrink or o.otherwise or o.wait):
-        return [NextStep("--retries 0 allows no repeat", "%%cuda_guard")]
-    moving = ("compact", "spill", "page") if o.no_move else ()
-    named = ("reserve", "wait", "shrink", "else")
-    out = [r for r in RUNGS if r not in named and (o.excluded(r) or r in moving)]
-    return [NextStep(f"rungs were left out by the options ({', '.join(out)})", "%%cuda_guard")] if out else []
-
-
-def _smaller(c: Case) -> list[NextStep]:
-    if c.crowded or c.s.fault.kind.repeat != "ladder" or c.kind == "context" or c.refused:
-        return []
-    if c.s.options.shrink:
-        name, floor = c.s.options.shrink
-        at_floor = floor > 1 and c.s.namespace.get(name) == floor
-        return [NextStep(f"{name} may go below {floor}", f"%%cuda_guard --shrink {name}")] if at_floor else []
-    read = c.node_names
-    whole = {n: v for n, v in c.s.names().items() if n in read and isinstance(v, int) and not isinstance(v, bool)}
-    likely = [n for n, v in whole.items() if v > 1 and ("batch" in n.lower() or n.lower() in ("bs", "b", "n"))]
-    if likely:
-        return [NextStep(f"let {likely[0]} go down until it fits", f"%%cuda_guard --shrink {likely[0]}")]
-    return []
+    why = f"the statement leaves {bytes_text(made[name])} in reference cycles of {name}: collect them within it"
+    return [NextStep(why, "import gc; gc.collect()")]
 
 
 def _variables(c: Case) -> list[NextStep]:
@@ -256,20 +187,34 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     _host,
     _worker,
     _too_large,
-    _refused,
+    refused,
     _others,
     _limited,
     _holders,
     _fragmented,
-    _left_out,
-    _smaller,
+    _cycles,
+    read_before,
+    left_out,
+    smaller,
     _variables,
 )
 
 
-def next_steps(s: Situation, where: Survey, refused: Sequence[str], node: object) -> tuple[NextStep, ...]:
+def next_steps(s: Situation, where: Survey, reasons: Sequence[str], node: object) -> tuple[NextStep, ...]:
     """The ranked next steps."""
     import ast
 
-    case = Case(s, where, refused, names_read(node) if isinstance(node, ast.AST) else frozenset())
-    return tuple(step for rule in RULES for step in rule(case))
+    case = Case(s, where, reasons, names_read(node) if isinstance(node, ast.AST) else frozenset())
+    return tuple(step for rule in RULES for step in rule(case)) or tuple(_itself(case))
+
+
+def _itself(c: Case) -> list[NextStep]:
+    """Where nothing else can be said: the statement asks for too much."""
+    if c.s.fault.kind.repeat != "ladder":
+        return []
+    need, room = max(c.s.need or 0, c.request), c.where.room
+    why = "nothing else can be let go of, and the statement needs more than is free"
+    if need and room:
+        free = bytes_text(room.total)
+        why = f"nothing else can be let go of: the statement takes {bytes_text(need)}, and {free} is free"
+    return [NextStep(why, "%debug")]

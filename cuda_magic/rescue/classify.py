@@ -8,14 +8,16 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..render.units import bytes_text
 from .kinds import KINDS, ROWS, WORKER_TEXT, WORKERS, Kind, Row
 from .messages import Sizes, parse
 
 if TYPE_CHECKING:
+    from ..devices.model import Reading
     from ..memory.allocator import Allocator
 
 __all__ = ["Fault", "classify", "judge", "others_hold_it"]
@@ -141,10 +143,10 @@ def classify(error: BaseException) -> Fault | None:
     return next((f for f in found if f.kind.id == "lost-context"), found[0])
 
 
-def judge(fault: Fault, allocator: Allocator | None) -> Fault:
+def judge(fault: Fault, allocator: Allocator | None, reading: Callable[[], Reading | None] = lambda: None) -> Fault:
     """`fault` with what only the device can decide: too large, the context, an ambiguous library, pinned memory.
 
-    Reads free memory where CUDA runs; starts nothing; never raises.
+    Reads free memory where CUDA runs, and by `reading` (NVML) where it does not; starts nothing; never raises.
     """
     sizes = fault.sizes
     if sizes.beyond and fault.kind.repeat == "ladder":
@@ -157,7 +159,7 @@ def judge(fault: Fault, allocator: Allocator | None) -> Fault:
         fault = _as(fault, "other-process")
     started = allocator is not None and bool(allocator.devices())
     if fault.kind.id == "gpu-memory-runtime" and fault.row.library == "torch" and not started:
-        return _as(fault, "context")
+        return _at_start(fault, allocator, reading())
     if allocator is None or not started:
         return fault
     device = sizes.device if sizes.device is not None else _fullest(allocator)
@@ -204,6 +206,22 @@ def judge(fault: Fault, allocator: Allocator | None) -> Fault:
             sentence="page-locked host memory could not be had; the GPU has plenty free",
         )
     return fault
+
+
+def _at_start(fault: Fault, allocator: Allocator | None, reading: Reading | None) -> Fault:
+    """The context's, unless the driver says that the card has room for it: then something of the host is short."""
+    from .situation import CONTEXT, own_device
+
+    card = own_device(reading, fault.sizes.device, allocator) if reading is not None else None
+    free = card.memory.free if card is not None else None
+    if free is None or free < 2 * CONTEXT:
+        return _as(fault, "context")
+    return replace(
+        fault,
+        kind=KINDS["start-up"],
+        sentence=f"CUDA found no memory to start with, though the card has {bytes_text(free)} free: the host's memory, "
+        "or a limit of it, is short",
+    )
 
 
 def _crowded(sizes: Sizes) -> bool:

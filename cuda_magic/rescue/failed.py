@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..machine import machine
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .ladder import RungResult
 
 __all__ = ["noticed", "recover"]
+
+_HOW = {"shrink": "shrink: {}", "else": "else: {}", "wait": "{}"}
 
 OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "page", "cudamalloc")
 """Rungs whose repeats are not counted by --retries: each is tried once, or ends by itself."""
@@ -41,7 +44,7 @@ def noticed(run: GuardRun, error: BaseException) -> bool:
     if trial.over:
         return True  # so that the first error is the one that shows
     allocator = machine().allocator()
-    fault = trial.fault = judge(fault, allocator)
+    fault = trial.fault = judge(fault, allocator, read_devices)
     trial.device = device_of(fault, allocator)
     smaller = bool(options.shrink or options.otherwise)
     if fault.kind.repeat != "ladder" and not (fault.kind.id == "too-large" and smaller):
@@ -137,7 +140,7 @@ def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[st
     except BaseException:
         run.modes.close()
         raise
-    run.rungs += results
+    run.rungs += [replace(result, line=step.first_line if step.source else None) for result in results]
     if not repeat:
         run.modes.close()
         return False
@@ -167,5 +170,5 @@ def _put_back(trial: Trial, allocator: Allocator | None) -> bool:
 
 def _announce(run: GuardRun, step: Step, last: RungResult) -> None:
     where = f"line {step.first_line}" if step.source else "the function"
-    how = f"{last.id}: {last.reason}" if last.id in ("shrink", "else") else "room was made"
+    how = _HOW.get(last.id, "room was made").format(last.reason)
     run.say(f"cuda_guard: {where} ran out of GPU memory; {how}; it runs again (attempt {run.trial.attempts + 1})")

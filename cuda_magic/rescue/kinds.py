@@ -27,7 +27,7 @@ KINDS = {
     for kind in (
         Kind("gpu-memory", "out of GPU memory", "ladder"),
         Kind("gpu-memory-runtime", "out of GPU memory, outside torch's allocator", "ladder"),
-        Kind("context", "the card has no room for this process's CUDA context", "ladder"),
+        Kind("context", "the card has no room for CUDA to start in this kernel", "ladder"),
         Kind("other-process", "out of GPU memory, most of which other processes hold", "ladder"),
         Kind("mapping", "out of GPU memory where an expandable segment was to grow", "ladder"),
         Kind("library-handle", "a CUDA library found no GPU memory for its handle or workspace", "ladder"),

@@ -28,6 +28,8 @@ class RungResult:
     attempt: int = 1
     moved_bytes: int = 0
     cycles: tuple[tuple[str, int], ...] = ()
+    line: int | None = None
+    """First line of the statement, None in a script."""
 
 
 def _freed(rung: str, before: Room | None, after: Room | None) -> int | None:

@@ -73,6 +73,7 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
         error=fault.error,
         device=trial.device if trial.device is not None else sizes.device,
         requested=sizes.requested,
+        needed=s.need,
         free=room.driver if room else sizes.free,
         cached=room.cached if room else sizes.unallocated,
         largest_free=room.largest if room else None,

@@ -24,6 +24,8 @@ SHOWN = 12
 _SMALL = 1 << 20
 _ASKED = ("not given", "not in --only", "excluded by --without")
 """Ends of reasons that the user's own line says already."""
+_BEYOND = ("too-large", "wrong-size", "library-failed", "lost-allocator")
+"""Kinds that no memory made free would help: where it is is not shown; `holders` has it."""
 _STATUS = {
     "ok": "nothing to rescue",
     "error": "the cell failed, and not for memory",
@@ -52,6 +54,8 @@ class Report(Result):
     error: str = ""
     device: int | None = None
     requested: int | None = None
+    needed: int | None = None
+    """What the statement takes in all, at least: what it had taken until it failed, and the request."""
     free: int | None = None
     cached: int | None = None
     largest_free: int | None = None
@@ -85,11 +89,11 @@ class Report(Result):
         if self.handled:
             were = "error was" if self.handled == 1 else "errors were"
             found.append(Note("info", f"{self.handled} out-of-memory {were} handled inside the cell"))
+        if self.status not in ("ok", "rescued", "error"):  # what to do first, then why
+            found += self._steps()
+            found += self._holders()
         found += self._rungs()
         found += self._at_call()
-        if self.status not in ("ok", "rescued", "error"):
-            found += self._holders()
-            found += self._steps()
         return found
 
     def _what(self) -> str:
@@ -97,27 +101,42 @@ class Report(Result):
         words = [f"{where[0].upper()}{where[1:]}: {self.sentence}"]
         if self.requested is not None and self.device is not None:
             asked_of = "the host" if self.kind == "host-memory" else f"GPU {self.device}"
-            words.append(f"{bytes_text(self.requested)} asked of {asked_of}")
+            more = self.needed is not None and self.needed >= self.requested + 16 * _SMALL
+            taken = f", {bytes_text(self.needed)} with what it had taken before" if more else ""
+            words.append(f"{bytes_text(self.requested)} asked of {asked_of}{taken}")
         if self.free is not None:
             words.append(f"{bytes_text(self.free)} free for this process")
         if self.cached:
             words.append(f"{bytes_text(self.cached)} cached, the largest piece {bytes_text(self.largest_free)}")
         text = "; ".join(words) + "."
-        times = "once" if self.attempts == 1 else f"{self.attempts} times"
-        text += f" It ran {times}; the statements before it ran once."
-        if self.loops and self.attempts > 1:
-            text += " It is a loop: each repeat started it again."
+        if self.attempts > 1:
+            text += f" It ran {self.attempts} times; the statements before it ran once."
+            if self.loops:
+                text += " It is a loop: each repeat started it again."
         return text
 
     def _rungs(self) -> list[Block]:
-        shown = [r for r in self.rungs if r.state != "skipped" or not r.reason.endswith(_ASKED)]
-        if not shown:
-            return []
-        rows = [
-            (str(r.attempt), r.id, r.state, "" if r.state == "skipped" else bytes_text(r.freed_bytes), r.reason)
-            for r in shown
-        ]
-        return [Table(("attempt", "rung", "", "made free", "what"), rows, frozenset({0, 3}))]
+        """What was done, one row each, and what could not help, by reason."""
+        done = [r for r in self.rungs if r.state != "skipped"]
+        found: list[Block] = []
+        if done:
+            lines = len({r.line for r in done}) > 1
+            rows = [
+                (*([str(r.line)] if lines else []), str(r.attempt), r.id, r.state, bytes_text(r.freed_bytes), r.reason)
+                for r in done
+            ]
+            head = (*(["line"] if lines else []), "attempt", "rung", "", "made free", "what")
+            caption = "" if self.status in ("ok", "rescued", "error") else "What was tried"
+            found.append(Table(head, rows, frozenset({0, 1, 4} if lines else {0, 3}), caption))
+        last = {r.line: r.attempt for r in self.rungs}
+        ran = {(r.line, r.id) for r in done if r.id == "holders"}
+        reasons: dict[str, list[str]] = {}
+        for r in self.rungs:
+            told = r.attempt == last[r.line] and (r.line, r.id) not in ran and not r.reason.endswith(_ASKED)
+            if r.state == "skipped" and told and r.id not in reasons.setdefault(r.reason, []):
+                reasons[r.reason].append(r.id)
+        said = [f"{', '.join(rungs)} ({reason})" for reason, rungs in reasons.items()]
+        return found + ([Text(f"Skipped: {'; '.join(said)}.")] if said else [])
 
     def _at_call(self) -> list[Block]:
         found: list[Block] = []
@@ -143,7 +162,7 @@ class Report(Result):
 
     def _holders(self) -> list[Block]:
         large = [h for h in self.holders if h.nbytes is None or h.nbytes >= _SMALL]
-        if not large:
+        if not large or self.kind in _BEYOND:
             return []
         rows = [(h.name, h.kind, bytes_text(h.nbytes), h.detail) for h in large[:SHOWN]]
         rest = large[SHOWN:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -40,6 +41,7 @@ def test_s1_an_earlier_traceback(kernel, options):
     report = kernel.guard("x = E(1.5)", options)
     assert report["raised"] is None, report
     assert (report["status"], report["attempts"]) == ("rescued", 2)
+    assert re.fullmatch(r"let go of the traceback of In\[\d+\] \(2\.00 GiB\)", rung(report, "holders")["reason"])
     assert kernel.value("x.numel() == int(1.5*G) and kept.numel()") == str(int(0.1 * GIB))
     record("guard_s1", {r["id"]: {"freed": r["freed_bytes"], "s": r["seconds"]} for r in report["rungs"]})
 
@@ -196,6 +198,8 @@ def test_s9_cycles(kernel):
     assert report["status"] == "failed"
     assert report["attempts"] <= 4
     assert any(name == "N" for r in report["rungs"] for name, _ in r["cycles"])
+    assert "reference cycles of N" in rung(report, "collect")["reason"]
+    assert lines(report)[0] == "import gc; gc.collect()"
 
 
 def test_s9_cycles_are_collected_at_the_very_call(kernel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def test_case_41_an_earlier_traceback_lets_go(kernel):
         ("stderr", "cuda_guard: line 2 ran out of GPU memory; room was made; it runs again (attempt 2)\n")
     ]
     assert kernel.value("seen() is None") == "True"
-    assert "let go of" in kernel.value("%cuda_guard")
+    assert re.search(r"let go of the traceback of In\[\d+\] \(2\.00 GiB\)", kernel.value("%cuda_guard"))
 
 
 def test_case_41_an_exception_that_the_user_keeps_is_named(kernel):
@@ -101,6 +102,18 @@ def test_scenario_2_shown_values_are_the_users(kernel):
     assert "%%cuda_guard --free-outputs" in output[1][1]
     output = kernel.run("%%cuda_guard --free-outputs\ny = gpu.empty('2 GiB')")
     assert [kind for kind, _ in output] == ["stderr"]
+    assert re.search(r"let go of .*Out\[\d+\] \(2\.00 GiB\)", kernel.value("%cuda_guard"))
+
+
+def test_a_shown_value_that_reset_leaves_is_let_go_too(kernel):
+    """`%reset -f out` empties Out and not what IPython hides: found under a name, and --free-outputs reaches it."""
+    kernel.run("gpu.empty('2 GiB')")
+    kernel.run("5")
+    kernel.run("%reset -f out")
+    output = kernel.run("%%cuda_guard --only holders,collect,caches\ny = gpu.empty('2 GiB')")
+    assert "%%cuda_guard --free-outputs" in output[1][1]
+    assert "reached by no variable" not in output[1][1]
+    assert [kind for kind, _ in kernel.run("%%cuda_guard --free-outputs\ny = gpu.empty('2 GiB')")] == ["stderr"]
 
 
 def test_the_report_is_bound_on_success_too(kernel):

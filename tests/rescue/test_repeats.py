@@ -78,7 +78,7 @@ def test_a_training_loop_is_never_silently_started_again(once):
     assert "parameters were updated: model" in once.report.notes[0]
     assert [s.line for s in once.report.next_steps[:3]] == [
         "%%cuda_guard --retry-at-call",
-        "%%cuda_guard --checkpoint NAME,...",
+        "%%cuda_guard --checkpoint model,optimizer",
         "%%cuda_guard --repeat-anyway",
     ]
 

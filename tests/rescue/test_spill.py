@@ -181,7 +181,7 @@ def test_too_little_is_idle(card):
     cells = card.cells
     cells.plain("big, small = E(60), E(5)")
     assert cells.guard("y = big[0] + E(50)[0]") is not None
-    assert cells.rung("spill").reason == "5.00 MiB is idle; 15.00 MiB more is needed"
+    assert cells.rung("spill").reason == "5.00 MiB is idle; 15.00 MiB is missing"
 
 
 def test_an_idle_model_with_gradients_and_optimizer(card):
@@ -339,7 +339,7 @@ def test_the_host_has_no_room(card):
     cells.plain("big = E(60)")
     card.allocator.park_room = lambda device, place=None: 10 * MIB
     assert cells.guard("x = E(50)") is not None
-    said = "60.00 MiB is idle, and the host can take 10.00 MiB; 10.00 MiB more is needed"
+    said = "60.00 MiB is idle, and the host can take 10.00 MiB; 10.00 MiB is missing"
     assert cells.rung("spill").reason == said
     assert card.allocator.parked() == 0
 

@@ -26,7 +26,7 @@ class _CudaMalloc:
         smallest = GRANULE if found.request <= 20 << 20 else found.request
         need = smallest + found.need(s) - found.request
         if found.room.driver < need:
-            return f"the driver has {bytes_text(found.room.driver)} for this process, {bytes_text(need)} is needed"
+            return f"the driver has {bytes_text(found.room.driver)}, {bytes_text(need)} is needed"
         return ""
 
     def run(self, s: Situation) -> Did:
@@ -35,7 +35,7 @@ class _CudaMalloc:
             s.enter(s.allocator.uncached())
         except (CudaMagicError, RuntimeError) as error:
             return Did("failed", f"not possible in this kernel: {str(error).splitlines()[0]}")
-        return Did("on", repeat=True)
+        return Did("on", "past torch's cache, from the driver", repeat=True)
 
 
 RUNG = _CudaMalloc()

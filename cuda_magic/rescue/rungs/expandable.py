@@ -28,7 +28,7 @@ class _Expandable:
         need = found.need(s)
         whole = found.room.driver // PAGE * PAGE
         if whole < need:
-            return f"it takes new memory from the driver: {bytes_text(whole)} is free, {bytes_text(need)} is needed"
+            return f"the driver has {bytes_text(whole)} in whole pages, {bytes_text(need)} is needed"
         return ""
 
     def run(self, s: Situation) -> Did:
@@ -37,7 +37,7 @@ class _Expandable:
             s.enter(s.allocator.with_expandable())
         except (CudaMagicError, RuntimeError) as error:
             return Did("failed", str(error).split("\n", 1)[0])
-        return Did("on", repeat=True)
+        return Did("on", "segments that can grow, for the repeat", repeat=True)
 
 
 RUNG = _Expandable()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ...kernel import holders as kernel
-from ...memory.variables import Root, Search
+from ...memory.variables import Root, Search, tracebacks, user_variables
+from ...render.units import bytes_text
 from ..situation import Situation
 from . import Did
 
@@ -21,18 +22,37 @@ class _Holders:
         return "" if errors or outputs else "no earlier failure is kept"
 
     def run(self, s: Situation) -> Did:
+        said = _tracebacks(s)
         dropped = kernel.forget_errors(s.shell)
-        said = [f"{dropped} references to earlier failures"] if dropped else []
-        if s.options.free_outputs and s.allocator is not None:
-            held = []
-            for name, value in kernel.outputs(s.shell).items():
-                if Search(s.allocator, s.namespace).held([Root("output", name, value)]):
-                    held.append(value)
-            freed = kernel.forget_outputs(s.shell, held)
-            del held
-            if freed:
-                said.append(f"{freed} references to shown values")
-        return Did(reason="let go of " + " and ".join(said) if said else "")
+        s.memory["let go"] = bool(said)
+        if dropped and not said:
+            said = [f"{dropped} references to earlier failures"]
+        if s.options.free_outputs:
+            said += _outputs(s)
+        return Did(reason="let go of " + ", ".join(said) if said else "")
+
+
+def _tracebacks(s: Situation) -> list[str]:
+    """The earlier failures that alone hold memory of the device, each with its cell and its bytes."""
+    if s.allocator is None or s.device is None or s.device not in s.allocator.devices():
+        return []
+    roots = user_variables(s.namespace, s.shell)
+    roots += [Root("output", name, value) for name, value in kernel.outputs(s.shell).items()]
+    rows = Search(s.allocator, s.namespace, s.device).held(roots + tracebacks(s.shell))
+    return [f"the {row.name} ({bytes_text(row.nbytes)})" for row in rows if row.kind == "traceback"]
+
+
+def _outputs(s: Situation) -> list[str]:
+    """Let go of the shown values that hold memory; each once, by its first name."""
+    if s.allocator is None:
+        return []
+    held: dict[int, tuple[str, object]] = {}
+    for name, value in kernel.outputs(s.shell).items():
+        rows = Search(s.allocator, s.namespace).held([Root("output", name, value)])
+        if rows:
+            held.setdefault(id(value), (f"{name} ({bytes_text(sum(row.nbytes for row in rows))})", value))
+    freed = kernel.forget_outputs(s.shell, [value for _, value in held.values()])
+    return [said for said, _ in held.values()] if freed else []
 
 
 RUNG = _Holders()

@@ -135,7 +135,7 @@ class _Spill:
         idle, can = sum(p[0].nbytes for p in plan), sum(p[0].nbytes for p in fits)
         if can < missing:
             short = f", and {where} can take {bytes_text(there)}" if can < idle else ""
-            return Did("failed", f"{bytes_text(idle)} is idle{short}; {bytes_text(missing)} more is needed")
+            return Did("failed", f"{bytes_text(idle)} is idle{short}; {bytes_text(missing)} is missing")
         if BEFORE in s.memory:
             # the room for one request was not enough, and there are few repeats: all that is idle makes room now
             missing = can
