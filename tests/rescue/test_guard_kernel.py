@@ -65,6 +65,8 @@ def empty_card(kernel):
     """Each test starts with nothing on the card and no report's options in force."""
     yield
     names = "('x', 'y', 'saved', 'k')"
+    for shown in "123":  # IPython hides the last three values from %reset
+        kernel.run(shown)
     kernel.run(f"%cuda_guard --off\n%reset -f out\nfor n in {names}: globals().pop(n, None)\nimport gc")
     kernel.run("1/0")
     kernel.run("gc.collect(); gpu.allocator.empty_cache()")
