@@ -65,8 +65,6 @@ def empty_card(kernel):
     """Each test starts with nothing on the card and no report's options in force."""
     yield
     names = "('x', 'y', 'saved', 'k')"
-    for shown in "123":  # IPython hides the last three values from %reset
-        kernel.run(shown)
     kernel.run(f"%cuda_guard --off\n%reset -f out\nfor n in {names}: globals().pop(n, None)\nimport gc")
     kernel.run("1/0")
     kernel.run("gc.collect(); gpu.allocator.empty_cache()")
@@ -107,15 +105,20 @@ def test_scenario_2_shown_values_are_the_users(kernel):
     assert re.search(r"let go of .*Out\[\d+\] \(2\.00 GiB\)", kernel.value("%cuda_guard"))
 
 
-def test_a_shown_value_that_reset_leaves_is_let_go_too(kernel):
-    """`%reset -f out` empties Out and not what IPython hides: found under a name, and --free-outputs reaches it."""
-    kernel.run("gpu.empty('2 GiB')")
-    kernel.run("5")
-    kernel.run("%reset -f out")
-    output = kernel.run("%%cuda_guard --only holders,collect,caches\ny = gpu.empty('2 GiB')")
-    assert "%%cuda_guard --free-outputs" in output[1][1]
-    assert "reached by no variable" not in output[1][1]
-    assert [kind for kind, _ in kernel.run("%%cuda_guard --free-outputs\ny = gpu.empty('2 GiB')")] == ["stderr"]
+def test_a_shown_value_that_reset_leaves_is_let_go_too():
+    """The first `%reset -f out` of a kernel empties Out and not what IPython hides: named, and let go if asked."""
+    fresh = Kernel()
+    try:
+        fresh.run(SETUP)
+        fresh.run("gpu.empty('2 GiB')")
+        fresh.run("5")
+        fresh.run("%reset -f out")
+        output = fresh.run("%%cuda_guard --only holders,collect,caches\ny = gpu.empty('2 GiB')")
+        assert "%%cuda_guard --free-outputs" in output[1][1]
+        assert "reached by no variable" not in output[1][1]
+        assert [kind for kind, _ in fresh.run("%%cuda_guard --free-outputs\ny = gpu.empty('2 GiB')")] == ["stderr"]
+    finally:
+        fresh.close()
 
 
 def test_the_report_is_bound_on_success_too(kernel):
