@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Sequence
 
 from psutil import virtual_memory
 
 from ..render.units import bytes_text
+from .checkpoint import uses
 from .lines import RESTART, allocator_option, variable
 from .marks import names_read
 from .other_options import left_out, read_before, refused, smaller
@@ -164,6 +166,7 @@ def _variables(c: Case) -> list[NextStep]:
         return []
     held = [h for h in c.where.holders if h.kind == "variable" and (h.nbytes or 0) >= MIB]
     held = [h for h in held if not issubclass(type(c.s.names().get(h.name)), BaseException)]
+    held = [h for h in held if not uses(h.name, c.node_names, c.s.namespace)]  # the statement needs it itself
     room = c.where.room
     missing = max(c.s.need or 0, c.request) - (room.total if room else 0)
     enough, sum_of = [], 0
@@ -200,11 +203,22 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
 )
 
 
-def next_steps(s: Situation, where: Survey, reasons: Sequence[str], node: object) -> tuple[NextStep, ...]:
-    """The ranked next steps."""
-    import ast
+def next_steps(
+    s: Situation, where: Survey, reasons: Sequence[str], node: ast.AST | None, earlier: Sequence[ast.AST] = ()
+) -> tuple[NextStep, ...]:
+    """The ranked next steps.
 
-    case = Case(s, where, reasons, names_read(node) if isinstance(node, ast.AST) else frozenset())
+    Parameters
+    ----------
+    reasons
+        Why a repeat was refused.
+    node, earlier
+        The statement that failed (None for a function of a script), and those of the cell that had ended.
+    """
+    named = [n for one in (*earlier, *([node] if node is not None else [])) for n in ast.walk(one)]
+    bound = [n.id for n in named if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)]
+    touched = frozenset(bound).union(*map(names_read, earlier))
+    case = Case(s, where, reasons, names_read(node) if node is not None else frozenset(), touched)
     return tuple(step for rule in RULES for step in rule(case)) or tuple(_itself(case))
 
 

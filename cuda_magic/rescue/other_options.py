@@ -19,7 +19,11 @@ def refused(c: Case) -> list[NextStep]:
         return [NextStep("free memory on this rank, then run the cell on all ranks again", "%gpu_mem --free")]
     allocator = c.s.allocator
     at_call = allocator is not None and not c.s.options.retry_at_call and allocator.ops() is not None
-    steps = [NextStep("have only the operation that fails repeated", "%%cuda_guard --retry-at-call")] if at_call else []
+    steps = (
+        [NextStep("repeat only the operation that fails, when it fails", "%%cuda_guard --retry-at-call")]
+        if at_call
+        else []
+    )
     names = _changed(c)
     if names:
         why = f"keep {', '.join(names)} on the host, to be put back before a repeat"
@@ -88,7 +92,7 @@ def smaller(c: Case) -> list[NextStep]:
         if floor == 1 or c.s.namespace.get(name) != floor:
             return []
         return [NextStep(f"{name} may go below {floor}", f"%%cuda_guard {_shrink(name, c.s.options.grow)}")]
-    read = c.node_names
+    read = c.node_names - c.touched
     whole = {n: v for n, v in c.s.names().items() if n in read and isinstance(v, int) and not isinstance(v, bool)}
     likely = [n for n, v in whole.items() if v > 1 and ("batch" in n.lower() or n.lower() in ("bs", "b", "n"))]
     if likely:

@@ -79,7 +79,7 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
         largest_free=room.largest if room else None,
         capacity=where.capacity,
         holders=where.holders,
-        next_steps=next_steps(s, where, refused, step.node),
+        next_steps=next_steps(s, where, refused, step.node, run.done),
         loops=isinstance(step.node, (ast.For, ast.AsyncFor, ast.While)),
         **common,
     )

@@ -29,6 +29,9 @@ class Case:
     refused: Sequence[str] = ()
     """What the failed attempt changed, where a repeat was refused."""
     node_names: frozenset[str] = frozenset()
+    """Names that the statement reads."""
+    touched: frozenset[str] = frozenset()
+    """Names that the statement binds, or an earlier one of the cell reads or binds."""
 
     @property
     def kind(self) -> str:

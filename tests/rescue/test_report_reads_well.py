@@ -212,3 +212,30 @@ def test_a_shown_value_that_ipython_hides_is_found_and_let_go():
 def test_no_size_reads_1024(count, text):
     """A size that rounds to 1024 of a unit is 1 of the next."""
     assert bytes_text(count) == text
+
+
+def test_what_the_statement_uses_is_not_to_be_deleted(full):
+    """Its own operands, by a function too, are no advice; what it does not touch is."""
+    full.plain("idle = gpu.empty('0.5 GiB')\ndef use(): return big.nbytes")
+    for code in ("y = gpu.empty('2 GiB'), big", "y = gpu.empty('2 GiB'), use()"):
+        assert full.guard(code, only=CHEAP) is not None
+        assert [line for _, line in steps(full) if line.startswith("del ")] == []
+    assert full.guard("y = gpu.empty('2 GiB')", only=CHEAP) is not None
+    assert [line for _, line in steps(full) if line.startswith("del ")] == ["del big"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for n in (64,): y = gpu.empty(n << 28)",
+        "m = batch\ny = gpu.empty(batch << 28)",
+        "batch = 64\ny = gpu.empty(batch << 28)",
+    ],
+)
+def test_shrink_is_advised_only_where_it_would_be_taken(full, code):
+    """Not a name that the statement or the cell binds, nor one that an earlier statement read."""
+    full.plain("n, batch = 64, 64")
+    assert full.guard(code, without=("spill",)) is not None
+    assert not any("--shrink" in line for _, line in steps(full))
+    assert full.guard("y = gpu.empty(batch << 28)", without=("spill",)) is not None
+    assert any("--shrink batch" in line for _, line in steps(full))
