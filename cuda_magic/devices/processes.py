@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-__all__ = ["Person", "describe", "own_namespace"]
+__all__ = ["Person", "describe", "own_namespace", "this_process"]
 
 _CONNECTION = re.compile(r"kernel-([0-9a-zA-Z-]+)\.json\Z")
 _HOST_PIDS = 0xEFFFFFFC
@@ -51,6 +52,20 @@ def own_namespace() -> bool | None:
         return os.stat("/proc/self/ns/pid").st_ino == _HOST_PIDS  # noqa: PTH116 - the link's target has no path
     except OSError:
         return None
+
+
+def this_process(listed: Mapping[int, int | None], reserved: int) -> int | None:
+    """Which of the processes {pid: bytes} of a card is this one, whose allocator has `reserved` bytes there; or None.
+
+    In a container the driver may tell the machine's pids (as on Kaggle and Colab), which say nothing here. This process
+    is on the list all the same: it is taken to be the smallest that holds as much as its allocator has.
+    """
+    if os.getpid() in listed:
+        return os.getpid()
+    if own_namespace():
+        return None
+    large = [(used, pid) for pid, used in listed.items() if used is not None and used >= reserved]
+    return min(large)[1] if large else None
 
 
 def _uses_gpu(pid: int) -> bool | None:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..devices.processes import Person, describe
+from ..devices.processes import Person, describe, this_process
 from .pools import pools
 
 if TYPE_CHECKING:
@@ -157,9 +157,11 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
     kernels: int | None = 0
     others: int | None = 0
     outside = 0
+    listed = {process.pid: process.used for process in device.processes or ()}
+    this = this_process(listed, stats.reserved) if here and not label else None
     for process in device.processes or ():
         person = _person(process.pid, here, label)
-        if person.this:
+        if person.this or process.pid == this:
             own = process.used
             continue
         outside += person.outside

@@ -71,7 +71,7 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
         kind=fault.kind.id,
         sentence=fault.sentence,
         error=fault.error,
-        device=trial.device if trial.device is not None else sizes.device,
+        device=sizes.device if trial.device is None or fault.kind.id == "worker" else trial.device,
         requested=sizes.requested,
         needed=s.need,
         free=room.driver if room else sizes.free,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..devices.processes import own_namespace
+from ..devices.processes import this_process
 from ..memory.allocator import largest_free
 from ..memory.compaction.rules import DEFAULT
 from .classify import Fault
@@ -174,18 +173,9 @@ class Situation:
         return own_device(reading, self.device, self.allocator) if reading is not None else None
 
     def own_process(self, listed: Mapping[int, int | None]) -> int | None:
-        """Which of the processes {pid: bytes} is this one; None where it cannot be known.
-
-        In a container the driver may tell the machine's pids, which say nothing here. This process is on the list all
-        the same: the smallest that holds what the allocator has reserved.
-        """
-        if os.getpid() in listed:
-            return os.getpid()
+        """Which of the processes {pid: bytes} is this one; None where it cannot be known."""
         room = self.room()
-        if room is None or own_namespace():
-            return None
-        large = [(used, pid) for pid, used in listed.items() if used is not None and used >= room.reserved]
-        return min(large)[1] if large else None
+        return this_process(listed, room.reserved) if room is not None else None
 
     def others(self) -> int | None:
         """Bytes that other processes hold on the device; None where nobody tells."""

@@ -67,6 +67,18 @@ def test_case_60_a_number_from_another_namespace(monkeypatch):
     assert processes.describe(os.getpid(), this_is_known=True).this
 
 
+def test_in_a_container_no_byte_is_counted_twice(gpu, monkeypatch):
+    """The driver tells the machine's pids: what this kernel holds is not another process's too."""
+    monkeypatch.setattr(processes, "own_namespace", lambda: False)
+    mine = gpu.empty("14 GiB")
+    listed = (Process(2**22 - 3, 14 * GIB + GIB // 2), Process(2**22 - 4, 20 * GIB))
+    card = Device(0, "card", memory=Memory(40 * GIB, 69 * GIB // 2, 11 * GIB // 2, 0), processes=listed)
+    (part,) = split(Reading(0.0, (card,)), gpu.allocator)
+    assert (part.live, part.context, part.others, part.outside) == (14 * GIB, GIB // 2, 20 * GIB, 1)
+    assert sum(n for _, _, n in part.parts()) == part.used
+    del mine
+
+
 def test_a_kernel_is_named_by_its_notebook(tmp_path):
     """The notebook's path and the kernel's id come from the process's environment and command line."""
     connection = tmp_path / "kernel-1234-abcd.json"

@@ -60,9 +60,10 @@ def test_the_first_tensor_waits_for_the_others_of_its_card(monkeypatch):
 @pytest.mark.parametrize("by", ["driver", "message"])
 def test_in_a_container_this_process_is_not_taken_for_another(practice, monkeypatch, by, others, held):
     """The driver tells the machine's pids, as on Kaggle and Colab: the memory is ours, and the batch may be smaller."""
-    from cuda_magic.rescue import situation, survey
+    from cuda_magic.devices import processes
+    from cuda_magic.rescue import survey
 
-    monkeypatch.setattr(situation, "own_namespace", lambda: False)
+    monkeypatch.setattr(processes, "own_namespace", lambda: False)
     practice.plain("mine = gpu.empty('14 GiB')")
     own = 14 * GIB + GIB // 2
     sizes = dict(enumerate((own, *others), 20398))
@@ -88,12 +89,12 @@ def test_in_a_container_this_process_is_not_taken_for_another(practice, monkeypa
 
 def test_where_pids_are_the_machines_own_nothing_is_guessed(practice, monkeypatch):
     """A process that is not on the list does not take another's place."""
-    from cuda_magic.rescue import situation
+    from cuda_magic.devices import processes
 
     practice.gpu.empty("1 GiB")
-    monkeypatch.setattr(situation, "own_namespace", lambda: True)
+    monkeypatch.setattr(processes, "own_namespace", lambda: True)
     fault = classify(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"))
     s = Situation(fault, GuardOptions(), practice.gpu.allocator, 0, {})
     assert s.own_process({4: 9 * GIB}) is None
-    monkeypatch.setattr(situation, "own_namespace", lambda: None)
+    monkeypatch.setattr(processes, "own_namespace", lambda: None)
     assert s.own_process({4: 9 * GIB, 5: GIB // 2, 6: None}) == 4

@@ -106,7 +106,7 @@ def _refused(cells, setup, code, name):
     assert type(error) is RuntimeError
     assert cells.report.status == "refused"
     assert cells.report.attempts == 1
-    assert name in str(cells.text.next_steps)
+    assert name in str(cells.text.notes)
 
 
 @pytest.mark.parametrize("setup, code, name", ADD.values(), ids=ADD)
