@@ -14,6 +14,7 @@ __all__ = ["draw", "escape"]
 # Colours that keep contrast on light and dark backgrounds; a part is also named in words below its bar.
 PART_COLOURS = ("#3b7dd8", "#8fb8ee", "#b07cc6", "#d98b3a", "#8a8a8a", "#4f9d69", "#c0504d", "#5d6d7e")
 _EDGE = {"info": "#3b7dd8", "warning": "#c77700", "error": "#c62828"}
+_CAPTION = "text-align:left;font-weight:bold;padding:4px 0;white-space:nowrap"
 _CELL = "padding:2px 10px;text-align:{};white-space:nowrap"
 
 
@@ -63,7 +64,7 @@ def _table(table: Table) -> str:
             drawn.append(f'<{tag}{scope} style="{style}">{escape(str(cell))}</{tag}>')
         return f"<tr>{''.join(drawn)}</tr>"
 
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    caption = f'<caption style="{_CAPTION}">{escape(table.caption)}</caption>' if table.caption else ""
     head = f"<thead>{row(table.columns, 'th')}</thead>" if any(table.columns) else ""
     return f"<table>{caption}{head}<tbody>{''.join(row(r, 'td') for r in table.rows)}</tbody></table>"
 

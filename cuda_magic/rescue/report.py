@@ -173,7 +173,7 @@ class Report(Result):
     def _steps(self) -> list[Block]:
         if not self.next_steps:
             return []
-        found: list[Block] = [Text("What to do next")]
+        found: list[Block] = [Title("What to do next")]
         for number, step in enumerate(self.next_steps, 1):
             found += [Text(f"{number}. {step.why}"), Code(step.line)]
         return found
