@@ -10,6 +10,7 @@ from psutil import virtual_memory
 
 from ..render.units import bytes_text
 from .checkpoint import uses
+from .classify import OWN_LIMIT
 from .lines import RESTART, allocator_option, variable
 from .marks import names_read
 from .other_options import left_out, read_before, refused, smaller
@@ -58,6 +59,18 @@ def _host(c: Case) -> list[NextStep]:
     if c.request > virtual_memory().total:
         return [NextStep(f"{bytes_text(c.request)} is more than this host has: wrong shape, or to be split", "%debug")]
     return [NextStep("see what the host has left", "!free -h")]
+
+
+_LIMITS = {
+    "cupy": ("see CuPy's limit in bytes (0: none)", "cupy.get_default_memory_pool().get_limit()"),
+    "jax": ("see which share of the card JAX may take", "%cuda_env XLA_PYTHON_CLIENT_MEM_FRACTION"),
+}
+
+
+def _own_limit(c: Case) -> list[NextStep]:
+    if c.s.fault.sentence != OWN_LIMIT:
+        return []
+    return [NextStep(*_LIMITS.get(c.s.fault.row.library, ("see what this kernel holds", "%gpu_mem --who")))]
 
 
 def _worker(c: Case) -> list[NextStep]:
@@ -189,6 +202,7 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     _start_up,
     _host,
     _worker,
+    _own_limit,
     _too_large,
     refused,
     _others,

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ..devices.model import Reading
     from ..memory.allocator import Allocator
 
-__all__ = ["Fault", "classify", "judge", "others_hold_it"]
+__all__ = ["OWN_LIMIT", "Fault", "classify", "judge", "others_hold_it"]
 
+OWN_LIMIT = "out of GPU memory within a library's own limit; the card itself has room"
 LITTLE = 1 << 30
 """Free bytes (or 2 % of the card) below which a library that failed to start is taken to lack memory."""
 
@@ -196,7 +197,7 @@ def judge(fault: Fault, allocator: Allocator | None, reading: Callable[[], Readi
         )
     if fault.kind.id == "gpu-memory-runtime" and fault.row.library != "torch" and sizes.requested:
         if sizes.requested + LITTLE <= free:
-            return replace(fault, sentence="out of GPU memory within a library's own limit; the card itself has room")
+            return replace(fault, sentence=OWN_LIMIT)
         return fault
     uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0"
     if fault.kind.id == "gpu-memory-runtime" and fault.row.library == "torch" and free > total // 2 and not uncached:
