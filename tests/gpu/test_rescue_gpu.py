@@ -41,7 +41,7 @@ def test_s1_an_earlier_traceback(kernel, options):
     report = kernel.guard("x = E(1.5)", options)
     assert report["raised"] is None, report
     assert (report["status"], report["attempts"]) == ("rescued", 2)
-    assert re.fullmatch(r"let go of the traceback of In\[\d+\] \(2\.00 GiB\)", rung(report, "holders")["reason"])
+    assert re.search(r": the traceback of In\[\d+\] \(2\.00 GiB\)$", rung(report, "holders")["reason"])
     assert kernel.value("x.numel() == int(1.5*G) and kept.numel()") == str(int(0.1 * GIB))
     record("guard_s1", {r["id"]: {"freed": r["freed_bytes"], "s": r["seconds"]} for r in report["rungs"]})
 

@@ -78,7 +78,7 @@ def test_case_41_an_earlier_traceback_lets_go(kernel):
         ("stderr", "cuda_guard: line 2 ran out of GPU memory; room was made; it runs again (attempt 2)\n")
     ]
     assert kernel.value("seen() is None") == "True"
-    assert re.search(r"let go of the traceback of In\[\d+\] \(2\.00 GiB\)", kernel.value("%cuda_guard"))
+    assert re.search(r"earlier failures: the traceback of In\[\d+\] \(2\.00 GiB\)", kernel.value("%cuda_guard"))
 
 
 def test_case_41_an_exception_that_the_user_keeps_is_named(kernel):
@@ -102,7 +102,7 @@ def test_scenario_2_shown_values_are_the_users(kernel):
     assert "%%cuda_guard --free-outputs" in output[1][1]
     output = kernel.run("%%cuda_guard --free-outputs\ny = gpu.empty('2 GiB')")
     assert [kind for kind, _ in output] == ["stderr"]
-    assert re.search(r"let go of .*Out\[\d+\] \(2\.00 GiB\)", kernel.value("%cuda_guard"))
+    assert re.search(r"let go of .*shown values: Out\[\d+\] \(2\.00 GiB\)", kernel.value("%cuda_guard"))
 
 
 def test_a_shown_value_that_reset_leaves_is_let_go_too():

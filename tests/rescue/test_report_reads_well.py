@@ -167,7 +167,7 @@ def test_no_memory_to_start_with_on_an_empty_card_is_the_hosts_matter(practice):
 def test_waiting_that_helped_says_so(practice):
     """The line of the repeat names the reason, as those of shrink and else do."""
     practice.gpu.empty("1 MiB")
-    practice.gpu.other_process("20 GiB", pid=4242, seconds=0.6)
+    practice.gpu.other_process("20 GiB", pid=4242, seconds=3)
     assert practice.guard("y = gpu.empty('6 GiB')", wait=20) is None
     assert "another process gave memory back" in practice.lines[-1]
 

@@ -25,11 +25,13 @@ class _Holders:
         said = _tracebacks(s)
         dropped = kernel.forget_errors(s.shell)
         s.memory["let go"] = bool(said)
-        if dropped and not said:
-            said = [f"{dropped} references to earlier failures"]
-        if s.options.free_outputs:
-            said += _outputs(s)
-        return Did(reason="let go of " + ", ".join(said) if said else "")
+        parts = []
+        if dropped:
+            parts.append(f"{dropped} references to earlier failures" + (f": {', '.join(said)}" if said else ""))
+        shown = _outputs(s) if s.options.free_outputs else []
+        if shown:
+            parts.append(f"shown values: {', '.join(shown)}")
+        return Did(reason="let go of " + "; ".join(parts) if parts else "")
 
 
 def _tracebacks(s: Situation) -> list[str]:
