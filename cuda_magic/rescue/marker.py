@@ -83,6 +83,7 @@ def _may_set_parts(node: ast.AST | None) -> bool:
     return not isinstance(node, ast.Expr)
 
 
+_FUNCTIONS = (FunctionType, type(None))
 _NOISY = frozenset(
     (
         *(
@@ -269,7 +270,12 @@ class Marker:
             return None
         marks = None
         node: Any = step.node
-        call = node.value if type(node) is ast.Expr else None
+        call = getattr(node, "value", None)
+        function = call.func if type(call) is ast.Call else None
+        if type(function) is ast.Name and type(namespace.get(function.id)) in _FUNCTIONS:  # or a builtin
+            return None
+        if type(node) is not ast.Expr:
+            call = None
         if type(call) is ast.Call and type(call.func) is ast.Attribute and type(call.func.value) is ast.Name:
             value = namespace.get(call.func.value.id)
             if not call.args and not call.keywords:

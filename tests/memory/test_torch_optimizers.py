@@ -162,17 +162,6 @@ def test_gradients_that_are_zeroed_twice_are_zero(set_to_none):
     assert "not known" in optimizers.before_call(torch, other, "zero_grad").changed()[0]
 
 
-def test_only_a_part_of_the_state_is_read():
-    """One tensor for each parameter where the state changes by steps alone; all of it otherwise."""
-    _, optimizer = _ready("Adam", {}, 2)
-    names = {"o": optimizer}
-    few, all_of_it = changes.watch(torch, names, steps=True), changes.watch(torch, names)
-    assert (len(few.state.refs), len(all_of_it.state.refs)) == (5, 15)
-    again = changes.watch(torch, names, few, False)
-    assert len(again.state.refs) == 15
-    assert len(changes.watch(torch, names, all_of_it, False, steps=True).state.refs) == 15
-
-
 def test_a_scheduler_around_the_step_is_torchs():
     """It counts the steps, and nothing else."""
     _, optimizer = _ready("Adam", {}, 1)

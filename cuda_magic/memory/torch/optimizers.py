@@ -58,11 +58,10 @@ def first(torch: Any, optimizer: Any) -> list[Any] | None:
     """Of each parameter's state, what a step changes first; None where that is not known."""
     key = _key(torch, optimizer)
     states = optimizer.state
+    if key == "step":  # inside a mode of dispatch torch's lists of steps count no change, seen with torch 2.11
+        return None
     if key is None or not states or not is_plain(optimizer):
         return None
-    if key == "step":
-        found = [state.get("step") for state in states.values()]
-        return None if float in map(type, found) or int in map(type, found) else found
     return [state.get(key) for state in states.values()]
 
 
@@ -152,7 +151,7 @@ class Stepped:
     The first of each with a gradient, and their state, tell whether it has begun.
     """
 
-    __slots__ = ("marks", "optimizer", "places", "size")
+    __slots__ = ("counts", "marks", "optimizer", "places", "size")
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -165,6 +164,7 @@ class Stepped:
                 _firsts.clear()
             _firsts[id(optimizer)] = (self.optimizer, places)
         self.places = places
+        self.counts = _counts(optimizer, places)
         self.marks = [(weakref.ref(one), one._version) for one in _touched(optimizer, places)]
 
     def changed(self) -> list[str]:
@@ -181,6 +181,8 @@ class Stepped:
             one = ref()
             if one is None or one._version != version:
                 return [f"an optimizer stepped: {name}"]
+        if _counts(optimizer, self.places) != self.counts:
+            return [f"an optimizer stepped: {name}"]
         new = list(optimizer.state.values())[self.size :]
         return [f"an optimizer stepped: {name}"] if any(map(counted, new)) else []
 
@@ -208,6 +210,15 @@ def _first_places(optimizer: Any) -> list[tuple[int, int]]:
             if one.grad is not None:
                 found.setdefault((i, one.device, one.dtype, one.grad.device, one.grad.dtype), (i, j))
     return list(found.values())
+
+
+def _counts(optimizer: Any, places: list[tuple[int, int]]) -> list[float | None]:
+    """How many steps these parameters count, where that is on the host: to read it is no CUDA call."""
+    found: list[float | None] = []
+    for i, j in places:
+        steps = optimizer.state.get(optimizer.param_groups[i]["params"][j], {}).get("step")
+        found.append(float(steps) if hasattr(steps, "device") and steps.device.type == "cpu" else None)
+    return found
 
 
 def _touched(optimizer: Any, places: list[tuple[int, int]]) -> list[Any]:

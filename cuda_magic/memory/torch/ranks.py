@@ -27,7 +27,9 @@ _PIPELINES = (
 def _groups() -> Any:
     """torch's module of groups, where this process is one of several ranks."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is None or not c10d.is_initialized() or c10d.get_world_size() < 2:
+    if c10d is None or getattr(getattr(c10d, "_world", None), "_default_pg", c10d) is None:
+        return None  # asked before every statement
+    if not c10d.is_initialized() or c10d.get_world_size() < 2:
         return None
     return c10d
 
