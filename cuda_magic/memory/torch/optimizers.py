@@ -212,12 +212,12 @@ def _first_places(optimizer: Any) -> list[tuple[int, int]]:
     return list(found.values())
 
 
-def _counts(optimizer: Any, places: list[tuple[int, int]]) -> list[float | None]:
+def _counts(optimizer: Any, places: list[tuple[int, int]]) -> list[float]:
     """How many steps these parameters count, where that is on the host: to read it is no CUDA call."""
-    found: list[float | None] = []
+    found: list[float] = []
     for i, j in places:
         steps = optimizer.state.get(optimizer.param_groups[i]["params"][j], {}).get("step")
-        found.append(float(steps) if hasattr(steps, "device") and steps.device.type == "cpu" else None)
+        found.append(float(steps) if hasattr(steps, "device") and steps.device.type == "cpu" else 0.0)
     return found
 
 
