@@ -21,6 +21,8 @@ __all__ = ["Failure", "Show", "forget"]
 _IPYTHON = str(Path(IPython.__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent.parent) + os.sep
 _RUN = str(Path(__file__).with_name("run.py"))
+_INSIDE = (str(Path(__file__).with_name("inside.py")), "_raise")
+"""What lies above belongs to a magic that would have shown the error itself."""
 _GROUP: type[BaseException] | None = (  # Python 3.11 has them, and IPython 8 gives them to Python to print
     getattr(builtins, "BaseExceptionGroup", None) if IPython.version_info[0] >= 8 else None
 )
@@ -68,15 +70,31 @@ def _below_us(tb: TracebackType | None) -> TracebackType | None:
 
     Whatever stands above our frames called the magic. Below them the cell begins, unless it calls the magic again.
     """
-    found, inside = tb, False
+    found, inside, shown = tb, False, False
     while tb is not None:
         code = tb.tb_frame.f_code
-        if code.co_filename == _RUN:
-            found, inside = tb.tb_next, True
-        elif inside and not _is_machinery(code):
+        in_magic = _place(tb) == _INSIDE
+        if code.co_filename == _RUN or in_magic:
+            found, inside, shown = tb.tb_next, True, in_magic
+        elif inside and not _is_machinery(code) and not _in_magic(tb):
             break
         tb = tb.tb_next
+    while shown and found is not None and _is_machinery(found.tb_frame.f_code):
+        found = found.tb_next  # the magic would have left them out
     return found
+
+
+def _place(tb: TracebackType) -> tuple[str, str]:
+    return tb.tb_frame.f_code.co_filename, tb.tb_frame.f_code.co_name
+
+
+def _in_magic(tb: TracebackType | None) -> bool:
+    """Whether an error of a magic's own code is raised from here on."""
+    while tb is not None:
+        if _place(tb) == _INSIDE:
+            return True
+        tb = tb.tb_next
+    return False
 
 
 def _is_machinery(code: CodeType) -> bool:

@@ -20,7 +20,9 @@ from .report import Report
 
 if TYPE_CHECKING:
     import ast
+    from types import CodeType
 
+    from ..cells.inside import Inside
     from ..cells.rescuer import Step
     from ..memory.allocator import Allocator
     from .atcall import AtCall
@@ -34,6 +36,8 @@ __all__ = ["NO_MARKS", "GuardRun", "Trial", "count_ooms", "to_stderr"]
 
 NO_MARKS = marks.Marks()
 """Of a statement that cannot change anything; nobody writes to it."""
+
+_SHOWN = "the plain cell would have shown this error and gone on; the guard ends the cell"
 
 
 def to_stderr(line: str) -> None:
@@ -126,6 +130,8 @@ class GuardRun:
         self._acts = True
         self._marker: Marker | None = None
         self._in_force = ExitStack()
+        self._inside: Inside | None = None
+        """In force around an attempt that calls a magic."""
         self._closed = False
         if options.reserve:
             from .setaside import SetAside
@@ -191,17 +197,30 @@ class GuardRun:
                 self.notes.append(f"{name}: {refused}")
 
     def during(self, step: Step) -> AbstractContextManager[Any] | None:
+        inside, code = None, step.code
+        if code is not None and ("run_line_magic" in code.co_names or "run_cell_magic" in code.co_names):
+            inside = self._in_magic(code)
+        self._inside = inside
         if self.trial.attempts < 2 and not self.options.retry_at_call:
-            return None
+            return inside
         entered = self._in_force = self.modes.pop_all()
-        calls = self._at_call()
-        if calls is not None:
-            try:
-                entered.enter_context(calls)
-            except BaseException:
-                entered.close()
-                raise
+        for mode in (self._at_call(), inside):
+            if mode is not None:
+                try:
+                    entered.enter_context(mode)
+                except BaseException:
+                    entered.close()
+                    raise
         return entered
+
+    def _in_magic(self, code: CodeType) -> Inside | None:
+        """What raises an error that a magic would show itself."""
+        if self.shell is None:
+            return None
+        from ..cells.inside import Inside
+        from .classify import classify
+
+        return Inside(self.shell, code, lambda error: classify(error) is not None)
 
     def _at_call(self) -> AbstractContextManager[Any] | None:
         """Each op watched; None where that cannot be."""
@@ -239,6 +258,8 @@ class GuardRun:
     def recover(self, step: Step, namespace: dict[str, Any], lost: tuple[str, ...] = ()) -> bool:
         from .failed import recover
 
+        if self._inside is not None:
+            self._inside.put_back(namespace)
         try:
             return recover(self, step, namespace, lost)
         finally:
@@ -270,6 +291,8 @@ class GuardRun:
 
     # -- at the end of a cell
     def gave_up(self, error: BaseException, step: Step) -> Report | None:
+        if self._inside is not None and self._inside.took:
+            self.notes.append(_SHOWN)
         self._close()
         if self.trial.fault is None:
             self.bind(self._report("error"))
@@ -293,6 +316,8 @@ class GuardRun:
         """An interrupt may have come where nobody was told of it: what is in force ends now."""
         self.let_collector()
         self._in_force.close()
+        if self._inside is not None:
+            self._inside.__exit__()
         if not self._closed:
             self._close()
 

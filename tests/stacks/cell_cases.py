@@ -47,6 +47,28 @@ VALUES = [
     Case("deprecation", "import warnings\nwarnings.warn('old', DeprecationWarning)\n1"),
     Case("pinfo", "int?"),
     Case("next_input", "get_ipython().set_next_input('y = 1')"),
+    Case("displayhook_called", "import sys\nsys.displayhook(5)\n6"),
+    Case("displayhook_called_semicolon", "import sys\nsys.displayhook(5)\nx = 6\nx;"),
+    Case("references", "import sys\nx = object()\ny = [x, x]\nsys.getrefcount(x), sys.getrefcount(y)"),
+    Case(
+        "values_die_when_they_die",
+        "class A:\n    def __del__(self): print('del')\nx = A()\nprint(1)\nx = A()\nprint(2)\nA()\nprint(3)\ndel x\nprint(4)",
+    ),
+    Case("automagic", plain="pwd", guarded="%%cuda_guard\npwd"),
+    Case("pasted_prompts", plain=">>> x = 5\n>>> x", guarded="%%cuda_guard\n>>> x = 5\n>>> x"),
+    Case("indented", plain="    x = 1\n    x", guarded="%%cuda_guard\n    x = 1\n    x"),
+    Case("crlf_and_form_feed", "x = 1\r\n\x0cx\r\n"),
+    Case("docstring_and_future", '"""doc"""\nfrom __future__ import annotations\nx: Missing = 1\nx'),
+    Case(
+        "attribute_accesses",
+        "y = n.x\nn.x += 1\nz = [n, n]\nn = n\n5",
+        setup="class Noisy:\n    def __getattribute__(self, k):\n        print('get', k)\n        return object.__getattribute__(self, k)\n    def __init__(self): self.x = 1\nn = Noisy()",
+    ),
+    Case(
+        "hostile_values",
+        "y = p\nz = [p]\np = [p]\nlist(map(str, [1]))\n5",
+        setup="class P:\n    def __getattribute__(self, k):\n        raise RuntimeError('unbound proxy')\n    __eq__ = __bool__ = __len__ = __iter__ = __hash__ = lambda *a: 1 / 0\np = P()",
+    ),
 ]
 
 ERRORS = [
@@ -100,6 +122,55 @@ ERRORS = [
     Case("recursion", "def r(n):\n    return r(n + 1)\ntry:\n    r(0)\nexcept RecursionError:\n    print('deep')"),
     Case("raised_again", "raise saved", setup="try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    saved = e"),
     Case("error_in_exec", "exec('1 / 0')"),
+    Case("too_deep_for_the_parser", "-" * 20000 + "1"),
+    Case("yield_outside", "x = 1\nyield x"),
+    Case("await_in_a_class", "class A:\n    await x"),
+    Case("unfinished", "x = (1,\n  2"),
+    Case("cell_magic_in_the_middle", "x = 1\n%%time\ny = 2"),
+    Case("cause_in_a_circle", "a = ValueError(1)\nb = KeyError(2)\na.__cause__ = b\nb.__cause__ = a\nraise a"),
+    Case(
+        "long_chain",
+        "def f(n):\n    try:\n        1 / 0 if n == 0 else f(n - 1)\n    except Exception as e:\n        raise ValueError(n) from e\nf(5)",
+    ),
+    Case(
+        "traceback_of_another",
+        "try:\n    1 / 0\nexcept Exception as e:\n    t = e.__traceback__\nraise ValueError(1).with_traceback(t)",
+    ),
+    Case(
+        "error_in_exit",
+        "class C:\n    def __enter__(s): pass\n    def __exit__(s, *a): raise KeyError('exit')\nwith C():\n    1 / 0",
+    ),
+    Case("base_exception", "raise BaseException('b')"),
+    Case("generator_exit", "raise GeneratorExit"),
+    Case("stop_async_iteration", "raise StopAsyncIteration(3)"),
+    Case(
+        "own_stop_iteration", "class S(StopIteration): pass\ndef f(here):\n    raise S(4)\nf(1)", then=("%tb", "%debug")
+    ),
+    Case("stop_iteration_from", "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise StopIteration from e"),
+    Case("cancelled", "import asyncio\nraise asyncio.CancelledError('c')"),
+    Case("interrupt_while_handling", "try:\n    1 / 0\nexcept Exception:\n    raise KeyboardInterrupt('k')"),
+    Case("exit_with_a_text", "raise SystemExit('text')", then=("%tb",)),
+    Case(
+        "group_in_a_function",
+        "def f(here):\n    raise ExceptionGroup('o', [ValueError(2), ExceptionGroup('i', [KeyError(1)])])\nf(1)",
+        needs=(3, 11),
+        then=("%debug",),
+    ),
+    Case(
+        "except_star",
+        "try:\n    raise ExceptionGroup('o', [ValueError(2), KeyError(1)])\nexcept* KeyError:\n    raise OSError(1)",
+        needs=(3, 11),
+    ),
+    Case("base_group", "raise BaseExceptionGroup('o', [KeyboardInterrupt(), ValueError(2)])", needs=(3, 11)),
+    Case("called_magic_fails", "get_ipython().run_cell_magic('time', '', '1 / 0')"),
+    Case(
+        "interrupted_in_a_function",
+        "import time\ndef f(here):\n    print('ready', flush=True)\n    time.sleep(30)\nf(3)",
+        interrupt=True,
+        then=("%debug", "%tb"),
+    ),
+    Case("interrupted_loop", "print('ready', flush=True)\nwhile True:\n    pass", interrupt=True),
+    Case("interrupted_shell", "print('ready', flush=True)\n!sleep 3\nprint('after')", interrupt=True),
     Case("verbose_mode", f"{FAIL}f(0)", setup="%xmode Verbose", after="%xmode Context"),
     Case("plain_mode", f"{FAIL}f(0)", setup="%xmode Plain", after="%xmode Context"),
     Case("minimal_mode", f"{FAIL}f(0)", setup="%xmode Minimal", after="%xmode Context"),
@@ -136,6 +207,25 @@ AWAITS = [
     Case("await_interrupted", "import asyncio\nprint('ready', flush=True)\nawait asyncio.sleep(1)", interrupt=True),
     Case("same_loop", "import asyncio\nt = asyncio.ensure_future(asyncio.sleep(0, 'done'))\nawait t"),
     Case("await_syntax_error", "await = 3"),
+    Case(
+        "await_in_a_branch",
+        "import asyncio\nif True:\n    x = await asyncio.sleep(0, 4)\nf'{await asyncio.sleep(0, x)}'",
+    ),
+    Case(
+        "task_group",
+        "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    1 / 0\nasync with asyncio.TaskGroup() as tg:\n    tg.create_task(f())",
+        needs=(3, 11),
+    ),
+    Case(
+        "context_variable",
+        "import contextvars, asyncio\nv = contextvars.ContextVar('v', default=0)\n_ = v.set(5)\nawait asyncio.sleep(0)\nv.get()",
+    ),
+    Case(
+        "await_caught",
+        "import asyncio\ntry:\n    print('ready', flush=True)\n    await asyncio.sleep(1)\nexcept asyncio.CancelledError:\n    print('cancelled')\n5",
+        interrupt=True,
+    ),
+    Case("await_then_return", "import asyncio\nawait asyncio.sleep(0)\nreturn 5"),
     Case("coroutine_not_awaited", "async def f(): ...\nc = f()\nc.close()\ntype(c).__name__"),
 ]
 
@@ -209,6 +299,40 @@ MAGICS = [
     ),
     Case("input", "name = input('who? ')\nprint('hello', name)", stdin=("me",)),
     Case("input_twice", "input('a '), input('b ')", stdin=("1", "2")),
+    Case("run_without_a_name", "%run", then=("%tb",)),
+    Case(
+        "run_that_exits", "%run script.py\n5", setup="open('script.py', 'w').write('import sys\\nsys.exit(3)\\n')\nNone"
+    ),
+    Case(
+        "run_interrupted",
+        "%run script.py\n5",
+        setup="open('script.py', 'w').write('import time\\nprint(\"ready\", flush=True)\\ntime.sleep(30)\\n')\nNone",
+        interrupt=True,
+    ),
+    Case("pdb_on", f"%pdb on\n{FAIL}f(0)", stdin=("p here", "q"), after="%pdb off"),
+    Case("extension_reloaded", "%reload_ext autoreload\n1 / 0", then=("%tb",)),
+    Case(
+        "own_cell_magic_inside",
+        plain="%%mine abc\ndef",
+        guarded="%%cuda_guard\n%%mine abc\ndef",
+        setup="from IPython.core.magic import register_cell_magic\n@register_cell_magic\ndef mine(line, cell):\n    print(repr(line), repr(cell))\n    return 7",
+    ),
+    Case(
+        "display_updated_later",
+        "h.update('z')",
+        setup="from IPython.display import display\nh = display('a', display_id='fx')",
+    ),
+    Case(
+        "widget_callback",
+        "s = IntSlider(3)\ns.observe(lambda change: print(change['new'] / 0), 'value')",
+        setup="from ipywidgets import IntSlider",
+        then=("s.value = 8",),
+    ),
+    Case(
+        "figure_and_error",
+        "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0",
+        modules=("matplotlib",),
+    ),
     Case("history", "print(len(In) - get_ipython().execution_count)\n%history -l 0"),
 ]
 
@@ -226,6 +350,25 @@ SETTINGS = [
         ("loop", "for i in range(2):\n    i"),
     )
 ] + [
+    *(
+        Case(
+            f"interactivity_{mode}_{what}",
+            body,
+            setup=f"get_ipython().ast_node_interactivity = {mode!r}",
+            after="get_ipython().ast_node_interactivity = 'last_expr'",
+        )
+        for mode, what, body in (
+            ("all", "semicolon", "1\n2\n3;"),
+            ("all", "error", "1\n1 / 0\n3"),
+            ("all", "await", "import asyncio\n1\nawait asyncio.sleep(0, 2)"),
+            ("last", "semicolon", "for i in range(2): i;"),
+            ("last_expr_or_assign", "semicolon", "x = 5;"),
+            ("last_expr_or_assign", "annotation_alone", "x: int"),
+            ("last_expr_or_assign", "constants", "x = 5\ny = 6"),
+            ("none", "magic", "%time 5\n6"),
+        )
+    ),
+    Case("silent_await", "import asyncio\nawait asyncio.sleep(0, 4)", silent=True, store_history=False),
     Case("silent", "print('s')\n5", silent=True, store_history=False),
     Case("silent_error", "1 / 0", silent=True, store_history=False),
     Case("not_stored", "x = 5\nx", store_history=False),
@@ -238,6 +381,24 @@ SETTINGS = [
         "1 + 1",
         setup="import ast\nclass T(ast.NodeTransformer):\n    def visit_Constant(self, node):\n        return ast.copy_location(ast.Constant(node.value * 10 if isinstance(node.value, int) else node.value), node)\nget_ipython().ast_transformers.append(T())",
         after="get_ipython().ast_transformers.clear()",
+    ),
+    Case(
+        "ast_transformer_rejects",
+        "1 + 1",
+        setup="import ast\nfrom IPython.core.error import InputRejected\nclass T(ast.NodeTransformer):\n    def visit_BinOp(self, node):\n        raise InputRejected('no')\nget_ipython().ast_transformers.append(T())",
+        after="get_ipython().ast_transformers.clear()",
+    ),
+    Case(
+        "ast_transformer_is_asked_once",
+        "1 + 1",
+        setup="import ast\nclass T(ast.NodeTransformer):\n    def visit_Module(self, node):\n        print('module')\n        return node\nget_ipython().ast_transformers.append(T())",
+        after="get_ipython().ast_transformers.clear()",
+    ),
+    Case(
+        "somebody_elses_showtraceback",
+        "1 / 0",
+        setup="get_ipython().showtraceback = lambda *a, **k: print('mine', a, k)",
+        after="del get_ipython().showtraceback",
     ),
     Case(
         "input_transformer",

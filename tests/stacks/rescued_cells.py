@@ -20,6 +20,18 @@ def need(value=None):
 """
 FILL = "fill()\n"
 
+SCRIPT = """
+open('needs.py', 'w').write('a = need(4)\\nprint(a)\\n')
+open('needs.ipy', 'w').write('x = 1\\na = need(4)\\nprint(a)\\n')
+open('too_much.py', 'w').write('def f(here):\\n    return gpu.empty("4 GiB")\\nf(3)\\n')
+open('too_much.ipy', 'w').write('x = 1\\ngpu.empty("4 GiB")\\n')
+open('no_memory_matter.py', 'w').write('x = 1\\n1 / 0\\n')
+import builtins
+builtins.need, builtins.gpu = need, gpu
+getattr(sys.modules.get("matplotlib.pyplot"), "draw_if_interactive", need).called = False  # %run draws what is left
+"""
+CLEAN = "import builtins\ndel builtins.need, builtins.gpu"
+
 CASES = [
     Case("value", "need(4) + 1"),
     Case("semicolon", "need(4);"),
@@ -63,6 +75,33 @@ CASES = [
         setup="%matplotlib inline",
         modules=("matplotlib",),
     ),
+    Case("run_script", "%run needs.py\nprint('on')", setup=SCRIPT, after=CLEAN, then=("a, __name__",)),
+    Case("run_script_here", "%run -i needs.py\nprint('on')", setup=SCRIPT, after=CLEAN, then=("a",)),
+    Case("run_module", "%run -m needs\nprint('on')", setup=SCRIPT, after=CLEAN, then=("a",)),
+    Case("run_ipy", "%run needs.ipy\nprint('on')", setup=SCRIPT, after=CLEAN, then=("a, x",)),
+    Case(
+        "run_and_a_figure",
+        "%run needs.py\nimport matplotlib, matplotlib.pyplot as plt\n_ = plt.plot([1])\nmatplotlib.is_interactive()",
+        setup="%matplotlib inline\nimport matplotlib.pyplot as plt\n" + SCRIPT,
+        after=CLEAN,
+        modules=("matplotlib",),
+    ),
+    Case("run_in_a_loop", "for i in range(2):\n    %run needs.py", setup=SCRIPT, after=CLEAN, then=("a, i",)),
+    Case(
+        "capture_inside",
+        plain="%%capture c\nprint('in')\nx = need(5)",
+        guarded="%%cuda_guard\n%%capture c\nprint('in')\nx = need(5)",
+        then=("c.stdout, c.outputs, x",),
+    ),
+    Case(
+        "run_in_capture",
+        plain="%%capture c\n%run needs.py",
+        guarded="%%cuda_guard\n%%capture c\n%run needs.py",
+        setup=SCRIPT,
+        after=CLEAN,
+        then=("c.stdout, a",),
+    ),
+    Case("prun_inside", "%prun -q -T profile.txt x = need(4)\nx"),
     Case("input_before", "name = input('who? ')\nneed(name)", stdin=("me",)),
     Case(
         "interact",

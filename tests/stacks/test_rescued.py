@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from cell_cases import AWAITS, ERRORS, MAGICS, SETTINGS, VALUES
 from differential import Case, Kernel
-from rescued_cells import CASES, FAILURES, FILL, SETUP
+from rescued_cells import CASES, CLEAN, FAILURES, FILL, SCRIPT, SETUP
 
 EXTENSION = "cuda_magic"
 _RESET_ALL = "%reset -f\nimport sys\n"
@@ -18,6 +20,17 @@ OWN_FRAME = re.compile(
     r'  \|   File "[^"]*interactiveshell\.py", line [0-9]+, in run_code\n  \|     exec\(.*\n(?:  \|     [~^]+\n)?'
 )
 """IPython's own, which stands in a group's traceback; after a rescue that failed it does not."""
+
+
+PLAIN = [*VALUES, *ERRORS, *MAGICS]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A kernel of this Python with cuda_magic itself."""
+    kernel = Kernel(sys.executable, tmp_path_factory.mktemp("kernel"), "cuda_magic")
+    yield kernel
+    kernel.close()
 
 
 def see(kernel: Kernel, case: Case, fill: str = "") -> tuple[Any, Any]:
@@ -61,6 +74,40 @@ def test_a_rescued_cell_is_the_plain_one_with_enough_memory(kernel, case):
     assert seen.then == expected.then
 
 
+@pytest.mark.parametrize("case", [c for c in PLAIN if c.name != "out_of_memory_given_up"], ids=lambda case: case.name)
+def test_the_real_guard_is_plain_too(own, case):
+    """Marks before each statement, and what is in force around a magic, are seen by nobody either."""
+    if own.python < case.needs or not all(own.has(module) for module in case.modules):
+        return
+    plain, guarded = case.texts
+    expected, seen = own.see(plain, case), own.see(guarded, case)
+    assert (seen.messages, seen.reply) == (expected.messages, expected.reply)
+    assert (seen.state, seen.then) == (expected.state, expected.then)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A plain kernel, and one that guards every cell; in one folder."""
+    folder = tmp_path_factory.mktemp("both")
+    kernels = [Kernel(sys.executable, folder, "cuda_magic") for _ in range(2)]
+    kernels[1].run("%cuda_guard --all", store_history=False)
+    yield kernels
+    for one in kernels:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in (*ERRORS, *AWAITS, *SETTINGS) if not c.guarded and not c.interrupt], ids=lambda case: case.name
+)
+def test_a_cell_under_all_is_the_plain_one(both, case):
+    """`%cuda_guard --all`: the same cell in both, with the same line numbers."""
+    if both[0].python < case.needs:
+        return
+    expected, seen = [one.see(case.body, case) for one in both]
+    assert (seen.messages, seen.reply) == (expected.messages, expected.reply)
+    assert (seen.state, seen.then) == (expected.state, expected.then)
+
+
 @pytest.mark.parametrize("case", FAILURES, ids=lambda case: case.name)
 def test_a_cell_that_is_not_rescued_is_the_plain_one_with_the_report_below(kernel, case):
     """The plain cell's error and traceback, then one display: the report."""
@@ -79,6 +126,73 @@ def test_a_cell_that_is_not_rescued_is_the_plain_one_with_the_report_below(kerne
     assert seen.reply == expected.reply
     assert seen.state == expected.state
     assert seen.then == expected.then
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "%run too_much.py",
+        "%run -m too_much",
+        "%run too_much.ipy",
+        "%%capture c\nprint('in')\ngpu.empty('4 GiB')",
+        "%%capture c\n%run too_much.py",
+        "%%time\ngpu.empty('4 GiB')",
+    ],
+)
+def test_an_error_that_a_magic_would_show_ends_the_guarded_cell(kernel, body):
+    """The traceback that the plain cell shows, and the report; the cell fails, and nothing of ours stays in place."""
+    setup = f"{_RESET_ALL}{SETUP}{SCRIPT}"
+    kernel.run(setup)
+    plain = next(content for kind, content in kernel.run(body).messages if kind == "error")
+    kernel.run(setup)
+    seen = kernel.run(f"%%cuda_guard --report report\n{body}")
+    assert seen.reply["status"] == "error"
+    errors = [content for kind, content in seen.messages if kind == "error"]
+    assert len(errors) == 1
+    shown = "run_cell_magic('time'" not in plain["traceback"][2]  # IPython 9's raises it, from the cell's own line
+    # IPython 7 names a cell by __file__, which %run sets to the .ipy file as long as it runs
+    expected = [re.sub(r"^/\S*too_much\.ipy in", "<cell file> in", text) for text in plain["traceback"]]
+    assert errors[0]["traceback"] == expected or not shown
+    assert kernel.ask("report.status, report.attempts") == "('failed', 1)"
+    assert kernel.ask("any('the plain cell would have' in note for note in report.notes)") == str(shown)
+    left = "[n for n in ('showtraceback', 'run_cell') if n in vars(get_ipython())]"
+    assert kernel.ask(left) == "[]"
+    assert kernel.ask("'inside' in get_ipython().find_line_magic('run').__code__.co_filename") == "False"
+    kernel.run(CLEAN)
+
+
+def test_what_a_failed_script_held_is_free_for_its_repeat(kernel):
+    """Its variables lie in IPython's cache, and those of a failed %%time in the notebook: they go before the repeat."""
+    setup = f"{_RESET_ALL}{SETUP}\nimport builtins\nbuiltins.need, builtins.gpu = need, gpu\n"
+    script = "open('two.py', 'w').write('first = gpu.empty(\"1.5 GiB\")\\nsecond = gpu.empty(\"1.5 GiB\")\\n')\n"
+    kernel.run(f"{setup}{script}")
+    kernel.run("held = [gpu.empty('0.5 GiB')]\nheld.append(held)\ndel held")
+    seen = kernel.run("%%cuda_guard --only holders,collect,caches --report report\n%run two.py")
+    assert seen.reply["status"] == "ok", seen
+    assert kernel.ask("report.status, first.nbytes, second.nbytes") == f"('rescued', {3 << 29}, {3 << 29})"
+    kernel.run(f"{setup}held = [gpu.empty('0.5 GiB')]\nheld.append(held)\ndel held")
+    body = "%%time\nfirst = gpu.empty('1.5 GiB')\nsecond = gpu.empty('1.5 GiB')"
+    seen = kernel.run(f"%%cuda_guard --only holders,collect,caches --report report\n{body}")
+    assert seen.reply["status"] == "ok", seen
+    assert kernel.ask("report.status, first.nbytes, second.nbytes") == f"('rescued', {3 << 29}, {3 << 29})"
+    kernel.run(CLEAN)
+
+
+def test_other_errors_that_a_magic_shows_are_shown(kernel):
+    """No matter of memory: %run shows it and the cell goes on, as without the guard."""
+    case = Case("", "%run no_memory_matter.py\nprint('on')", setup=SCRIPT, then=("x", "%tb"))
+    expected, seen = see(kernel, case)
+    assert (seen.messages, seen.reply, seen.then) == (expected.messages, expected.reply, expected.then)
+    kernel.run(CLEAN)
+
+
+def test_a_nested_cell_of_the_users_own_is_left_alone(kernel):
+    """`run_cell` gives its caller the error: that is the user's way of dealing with it."""
+    kernel.run(f"{_RESET_ALL}{SETUP}")
+    cell = "done = get_ipython().run_cell(\"gpu.empty('4 GiB')\")\ndone.success"
+    seen = kernel.run(f"%%cuda_guard --report report\n{cell}")
+    assert seen.reply["status"] == "ok"
+    assert kernel.ask("done.success, report.status, report.handled") == "(False, 'ok', 1)"
 
 
 def test_an_interrupt_while_room_is_made(kernel):
