@@ -52,7 +52,10 @@ def _related(error: BaseException) -> list[BaseException]:
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:
-    members = getattr(error, "exceptions", ())  # of an exception group
+    try:
+        members = getattr(error, "exceptions", ())  # of an exception group
+    except Exception:  # noqa: BLE001 - of the user's
+        return ()
     return tuple(e for e in members if isinstance(e, BaseException)) if isinstance(members, tuple) else ()
 
 
@@ -81,6 +84,11 @@ def _below_us(tb: TracebackType | None) -> TracebackType | None:
         tb = tb.tb_next
     while shown and found is not None and _is_machinery(found.tb_frame.f_code):
         found = found.tb_next  # the magic would have left them out
+    one = found
+    while one is not None:
+        while one.tb_next is not None and one.tb_next.tb_frame.f_code.co_filename == _INSIDE[0]:
+            one.tb_next = one.tb_next.tb_next
+        one = one.tb_next
     return found
 
 

@@ -63,7 +63,10 @@ def _related(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(one))
         yield one
-        parts = getattr(one, "exceptions", None)
+        try:
+            parts = getattr(one, "exceptions", None)
+        except Exception:  # noqa: BLE001 - a property of the user's
+            parts = None
         if isinstance(parts, tuple):
             pending += [part for part in parts if isinstance(part, BaseException)]
         if one.__cause__ is not None:

@@ -11,6 +11,7 @@ from .classify import classify, judge
 from .guard import NO_MARKS
 from .ladder import climb
 from .outcome import read_devices
+from .paths import readable
 from .repeated import find
 from .situation import Situation, device_of, room_of
 
@@ -90,7 +91,7 @@ def _held(now: int, told: int | None) -> int:
 def _changed(run: GuardRun, allocator: Allocator | None) -> list[str]:
     if run.trial.marks is None:
         return ["what it may change could not be marked"]
-    return run.trial.marks.changed(run.namespace, allocator)
+    return readable(run.trial.marks.changed(run.namespace, allocator), run.namespace, allocator)
 
 
 def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[str, ...]) -> bool:
