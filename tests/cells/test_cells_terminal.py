@@ -26,8 +26,9 @@ KERNELS = {
     "output_widget",
     "autoreload",
     "timeit",
+    "too_deep_for_the_parser",
 }
-"""Cases of a front end: they ask it, or draw in it."""
+"""Cases of a front end: they ask it, or draw in it; and one whose line is longer than a terminal takes."""
 CASES = [
     case
     for case in (*VALUES, *ERRORS, *AWAITS, *MAGICS, *SETTINGS)

@@ -138,7 +138,7 @@ ERRORS = [
     ),
     Case(
         "error_in_exit",
-        "class C:\n    def __enter__(s): pass\n    def __exit__(s, *a): raise KeyError('exit')\nwith C():\n    1 / 0",
+        "class C:\n    def __enter__(s):\n        pass\n    def __exit__(s, *a):\n        raise KeyError('exit')\nwith C():\n    1 / 0",
     ),
     Case("base_exception", "raise BaseException('b')"),
     Case("generator_exit", "raise GeneratorExit"),
@@ -225,7 +225,6 @@ AWAITS = [
         "import asyncio\ntry:\n    print('ready', flush=True)\n    await asyncio.sleep(1)\nexcept asyncio.CancelledError:\n    print('cancelled')\n5",
         interrupt=True,
     ),
-    Case("await_then_return", "import asyncio\nawait asyncio.sleep(0)\nreturn 5"),
     Case("coroutine_not_awaited", "async def f(): ...\nc = f()\nc.close()\ntype(c).__name__"),
 ]
 
@@ -272,6 +271,16 @@ MAGICS = [
     Case("run_ipy_inside", "%run cells.ipy\nx", setup="open('cells.ipy', 'w').write('x = 4\\nprint(x)\\n')"),
     Case("run_py_inside", "%run script.py\nz", setup="open('script.py', 'w').write('z = 6\\nprint(__name__)\\n')"),
     Case("run_that_fails", "%run script.py", setup="open('script.py', 'w').write('z = 6\\n1 / 0\\n')"),
+    Case("run_without_a_name", "%run", then=("%tb",)),
+    Case(
+        "run_that_exits", "%run script.py\n5", setup="open('script.py', 'w').write('import sys\\nsys.exit(3)\\n')\nNone"
+    ),
+    Case(
+        "run_interrupted",
+        "%run script.py\n5",
+        setup="open('script.py', 'w').write('import time\\nprint(\"ready\", flush=True)\\ntime.sleep(30)\\n')\nNone",
+        interrupt=True,
+    ),
     Case("run_cell_inside", "get_ipython().run_cell('print(1)')\n2"),
     Case("timeit", "%timeit -n1 -r1 pass"),
     Case(
@@ -299,16 +308,6 @@ MAGICS = [
     ),
     Case("input", "name = input('who? ')\nprint('hello', name)", stdin=("me",)),
     Case("input_twice", "input('a '), input('b ')", stdin=("1", "2")),
-    Case("run_without_a_name", "%run", then=("%tb",)),
-    Case(
-        "run_that_exits", "%run script.py\n5", setup="open('script.py', 'w').write('import sys\\nsys.exit(3)\\n')\nNone"
-    ),
-    Case(
-        "run_interrupted",
-        "%run script.py\n5",
-        setup="open('script.py', 'w').write('import time\\nprint(\"ready\", flush=True)\\ntime.sleep(30)\\n')\nNone",
-        interrupt=True,
-    ),
     Case("pdb_on", f"%pdb on\n{FAIL}f(0)", stdin=("p here", "q"), after="%pdb off"),
     Case("extension_reloaded", "%reload_ext autoreload\n1 / 0", then=("%tb",)),
     Case(
