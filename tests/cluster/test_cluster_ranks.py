@@ -85,4 +85,4 @@ def test_ranks_are_rescued_alone_or_not_at_all(ranks):
     zero, _ = ranks("print(n, get_ipython().run_line_magic('cuda_guard', ''))")
     outcome(zero)
     assert zero.stdout.startswith("9 ")
-    assert zero.stdout.count("rank 0 of 2 alone would compute something else than the others") == 2
+    assert "shrink, else (rank 0 of 2 alone would compute something else than the others" in zero.stdout
