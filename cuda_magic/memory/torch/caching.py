@@ -60,7 +60,9 @@ class TorchAllocator:
         return [str(getattr(read(i), "uuid", "")) for i in range(self.torch.cuda.device_count())]
 
     def _ready(self, device: int) -> bool:
-        return device in self.devices()
+        if not self.started() or not 0 <= device < self.torch.cuda.device_count():
+            return False
+        return bool(self.torch._C._cuda_hasPrimaryContext(device))
 
     def stats(self, device: int) -> Stats:
         # before CUDA starts torch gives {}; a pluggable allocator raises
@@ -86,7 +88,8 @@ class TorchAllocator:
 
     def ooms(self, device: int) -> int:
         """Out-of-memory errors raised so far, those that the user's code handled included."""
-        return int(self.torch.cuda.memory_stats(device).get("num_ooms", 0)) if self._ready(device) else 0
+        # read twice a guarded cell: torch's own function makes a sorted dict of 100 entries of it
+        return int(self.torch._C._cuda_memoryStats(device)["num_ooms"]) if self._ready(device) else 0
 
     def reset_peak(self, device: int) -> None:
         """Let the peaks of `stats` start from now: ``torch.cuda.max_memory_allocated`` too."""

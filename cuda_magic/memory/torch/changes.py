@@ -370,5 +370,6 @@ _SENTENCES = {
 
 
 def _some(names: list[str]) -> str:
+    names = list(dict.fromkeys(names))
     shown = ", ".join(names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
