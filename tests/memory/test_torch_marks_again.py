@@ -108,7 +108,10 @@ def test_built_on_the_last_marks_they_say_no_less(finished, failing):
     before = grads(names)
     for action in failing:
         ACTIONS[action](names)
-    assert kinds(changes.changed(new)) <= kinds(changes.changed(again))
+    told = kinds(changes.changed(again))
+    assert kinds(changes.changed(new)) <= told
+    if "parameters were replaced" in told:  # no repeat, so nothing is taken away
+        return
     if "new model" not in (*failing, *(action for action, _ in finished)) and "parameter" not in failing:
         changes.undo(again)
         for old, now in zip(before, grads(names), strict=True):
