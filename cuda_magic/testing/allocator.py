@@ -7,11 +7,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import Refused
 from ..memory.allocator import Reserve, Segment, Stats, Storage, Survey
 from ..memory.compaction.rules import Rules
+from ..memory.torch import allocator as _torchs
 from .caching import Block, Caching
 from .card import GRANULE, Card
 from .errors import error
@@ -316,15 +317,20 @@ class PracticeAllocator:
     def ops(self) -> None:
         return None  # it has tensors and no ops
 
-    # -- repeating a statement
+    # -- repeating a statement: torch's own tensors, of the CPU here, change beside the practice ones
     def random_state(self) -> Any:
-        return self.generator.getstate()
+        torch = _torchs()
+        return self.generator.getstate(), None if torch is None else torch.random_state()
 
     def set_random_state(self, state: Any) -> None:
-        self.generator.setstate(state)
+        own, of_torch = state
+        self.generator.setstate(own)
+        if of_torch is not None and (torch := _torchs()) is not None:
+            torch.set_random_state(of_torch)
 
     def follows(self, value: Any) -> bool:
-        return isinstance(value, PracticeTensor)
+        torch = _torchs()
+        return isinstance(value, PracticeTensor) or (torch is not None and torch.follows(value))
 
     def watch(
         self,
@@ -335,26 +341,42 @@ class PracticeAllocator:
         steps: bool | None = False,
         older: str = "",
     ) -> Any:
+        torch = _torchs()
         items = (
-            namespace.items()
+            list(namespace.items())
             if isinstance(namespace, Mapping)
-            else ((f"value {i}", v) for i, v in enumerate(namespace))
+            else [(f"value {i}", v) for i, v in enumerate(namespace)]
         )
-        return [
-            (name, weakref.ref(value), value._version)
-            for name, value in list(items)
-            if isinstance(value, PracticeTensor)
-        ]
+        before = last.torchs if isinstance(last, _Marks) else None
+        return _Marks(
+            [(name, weakref.ref(value), value._version) for name, value in items if isinstance(value, PracticeTensor)],
+            None if torch is None else torch.watch(dict(items), before, walk, steps=steps, older=older),
+        )
 
     def before_call(self, value: Any, method: str) -> Any:
-        """There are no optimizers here."""
+        torch = _torchs()
+        return None if torch is None else torch.before_call(value, method)
 
     def before_computing(self, used: Iterable[Any], called: Iterable[Any], words: Iterable[tuple[Any, str]]) -> Any:
-        """Nothing is known of anything here."""
+        torch = _torchs()
+        return None if torch is None else torch.before_computing(used, called, words)
 
     def undo(self, mark: Any) -> None:
-        """Nothing here is put back: tensors have no gradients."""
+        """Gradients of torch's; practice tensors have none."""
+        torch, torchs = _torchs(), mark.torchs if isinstance(mark, _Marks) else mark
+        if torch is not None and torchs is not None:
+            torch.undo(torchs)
 
     def changed(self, mark: Any) -> list[str]:
-        names = [str(name) for name, tensor, version in mark if (t := tensor()) is not None and t._version != version]
-        return [f"changed in place: {', '.join(names)}"] if names else []
+        torch, torchs = _torchs(), mark.torchs if isinstance(mark, _Marks) else mark
+        own = mark.own if isinstance(mark, _Marks) else []
+        names = [str(name) for name, tensor, version in own if (t := tensor()) is not None and t._version != version]
+        found = [f"changed in place: {', '.join(names)}"] if names else []
+        return found + (torch.changed(torchs) if torch is not None and torchs is not None else [])
+
+
+class _Marks(NamedTuple):
+    """Practice tensors (name, reference, version), and what torch's allocator marked."""
+
+    own: list[tuple[str, Any, int]]
+    torchs: Any

@@ -199,7 +199,7 @@ def test_s9_cycles(kernel):
     assert report["attempts"] <= 4
     assert any(name == "N" for r in report["rungs"] for name, _ in r["cycles"])
     assert "reference cycles of N" in rung(report, "collect")["reason"]
-    assert lines(report)[0] == "import gc; gc.collect()"
+    assert "import gc; gc.collect()" in lines(report)
 
 
 def test_s9_cycles_are_collected_at_the_very_call(kernel):
