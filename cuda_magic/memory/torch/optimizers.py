@@ -1,8 +1,8 @@
-"""torch's own optimizers: what of their state a step changes first, and whether a step is theirs alone.
+"""torch's own optimizers: whether a step is theirs alone, and what tells that it has begun.
 
-Each of them counts a parameter's steps before it changes anything else of that parameter (torch/optim/*.py:
-``step_t += 1``, ``_foreach_add_(device_state_steps, 1)``); SGD changes the momentum first, and then the parameter. So
-the first of each parameter's state tells whether a step has begun there, and the rest of it need not be read.
+A step goes over the parameters of one device and type in their order, group by group, and counts a parameter's steps
+before it changes anything else of it (torch/optim/*.py: ``step_t += 1``, ``_foreach_add_(device_state_steps, 1)``); SGD
+changes the momentum first, and then the parameter.
 """
 
 from __future__ import annotations
