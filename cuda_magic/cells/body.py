@@ -150,12 +150,9 @@ class Body:
             in_turn=may_warn(source) or _in_turn(source),
         )
         if may_await(source):
-            try:
-                flags = compiler.flags | compiler_flags(shell)
-                code = compile(ast.Module([*nodes], []), name, "exec", flags, True)
-                made.awaits = bool(code.co_flags & inspect.CO_COROUTINE)
-            except Exception:  # noqa: BLE001 - it is raised when the statement's turn comes
-                pass
+            flags = compiler.flags | compiler_flags(shell)
+            # of a cell with a mistake of the compiler's those before the mistake run
+            made.awaits = _awaits(nodes, name, flags) or any(_awaits([node], name, flags) for node in nodes)
         return made
 
     def statements(self) -> Iterator[Compiled]:
@@ -234,6 +231,15 @@ class Body:
             return bool(check(source))
         except Exception:  # noqa: BLE001 - it raises on what it cannot tokenize
             return False
+
+
+def _awaits(nodes: list[ast.stmt], name: str, flags: int) -> bool:
+    """Whether these statements await; False where they do not compile, which is said when their turn comes."""
+    try:
+        code = compile(ast.Module([*nodes], []), name, "exec", flags, True)
+    except Exception:  # noqa: BLE001 - see above
+        return False
+    return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
 def _in_turn(source: str) -> bool:
