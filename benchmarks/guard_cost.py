@@ -30,12 +30,7 @@ from traitlets.config import Config
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-TRAINING = """
-import torch
-torch.manual_seed(0)
-model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40)))
-optimizer = torch.optim.Adam(model.parameters())
-inputs = torch.randn(4, 8)
+STEP = """
 def train(inputs):
     optimizer.zero_grad()
     loss = model(inputs).square().mean()
@@ -44,6 +39,17 @@ def train(inputs):
     return loss
 train(inputs)
 """
+
+TRAINING = (
+    """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(40)))
+optimizer = torch.optim.Adam(model.parameters())
+inputs = torch.randn(4, 8)
+"""
+    + STEP
+)
 """80 parameters, and an Adam that has stepped."""
 
 CROWD = (
@@ -70,7 +76,8 @@ thing = Thing()
 """
 """An object of the notebook's own class: it may lead to anything, so all names are marked."""
 
-NETWORK = """
+NETWORK = (
+    """
 import torch
 torch.manual_seed(0)
 class Network(torch.nn.Module):
@@ -87,14 +94,9 @@ class Network(torch.nn.Module):
 model = Network()
 optimizer = torch.optim.Adam(model.parameters())
 inputs = torch.randn(4, 8, 16, 16)
-def train(inputs):
-    optimizer.zero_grad()
-    loss = model(inputs).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss
-train(inputs)
 """
+    + STEP
+)
 """The same with a model of a class of the notebook's own."""
 
 ARRAYS = "import numpy, torch\n" + "\n".join(f"a{i} = numpy.ones(1 << 17)" for i in range(8)) + "\n"

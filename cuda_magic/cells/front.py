@@ -86,14 +86,18 @@ class Front:
             self.shell.input_transformers_cleanup.remove(self)
 
     def __call__(self, lines: list[str]) -> list[str]:
-        """The lines of a cell without the magic's."""
+        """The lines of a cell without the magic's. It must never raise: an error here would break every cell."""
         if self.hooks.running or self.hooks.translating:
             return lines
-        self._forget()
-        lines = self._without(lines)
-        if self._taken is not None:
-            self._spared = spare(self.shell)
-        return lines
+        try:
+            self._forget()
+            left = self._without(lines)
+            if self._taken is not None:
+                self._spared = spare(self.shell)
+        except Exception:  # noqa: BLE001 - see above; the line is then the cell magic that it is
+            self._taken = None
+            return lines
+        return left
 
     def _without(self, lines: list[str]) -> list[str]:
         start = next((i for i, line in enumerate(lines) if line.strip()), len(lines))

@@ -56,7 +56,7 @@ class Hooks:
     def __init__(self, shell: Any, names: Iterable[str] = ("cuda_guard", "gpu_mem")) -> None:
         self.shell = shell
         self.front: Front | None = None
-        """Takes the first line off guarded cells, once `guard` was called."""
+        """Takes the first line off guarded cells; set by who loads the magics."""
         self.names = tuple(names)
         self._show: Show | None = None
         self.raw: str | None = None

@@ -186,3 +186,15 @@ def test_two_tools_that_run_the_statements(cells):
     cells.run_cell("x = 3")
     assert cells.run_ast_nodes is theirs and len(seen) == 2 and cells.user_ns["x"] == 3
     del cells.run_ast_nodes
+
+
+def test_an_error_of_ours_leaves_the_magic(cells, monkeypatch):
+    """The transformer breaks no cell: the line is then the cell magic that it is."""
+    monkeypatch.setattr(type(front(cells)), "_without", lambda self, lines: 1 / 0)
+    assert cells.run_cell("%%cuda_guard 4\nx = 8").success and cells.user_ns["x"] == 8
+    assert cells.run_cell("x + 1").result == 9 and cells.lines == ["4"]
+
+
+def front(shell):
+    """The transformer of this shell."""
+    return next(t for t in shell.input_transformers_cleanup if type(t).__name__ == "Front")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import sys
 import traceback
+from types import ModuleType
 
 import pytest
 
@@ -79,4 +81,30 @@ def practice(cells):
     from cuda_magic.testing import gpu
 
     cells.gpu = cells.names["gpu"] = gpu(force=True)
+    return cells
+
+
+OOM = """
+n = 0
+def oom():
+    global n
+    n += 1
+    if n == 1:
+        raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB')
+"""
+
+
+@pytest.fixture
+def fails(cells, monkeypatch):
+    """Runs statements with ``oom()``, which runs out of memory at its first call; each has its code, as in a cell."""
+    module = ModuleType("fails_once")
+    exec(OOM, vars(module))
+    monkeypatch.setitem(sys.modules, "fails_once", module)
+    cells.names["oom"] = module.oom
+    made = Step.__init__
+
+    def with_code(self, index, source, *rest):
+        made(self, index, source, *rest, compile(source, "<cell>", "exec") if source else None)
+
+    monkeypatch.setattr(Step, "__init__", with_code)
     return cells

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+import weakref
 
 import pytest
-
-from cuda_magic.cells.rescuer import Step
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-OOM = """
-n = 0
-def oom():
-    global n
-    n += 1
-    if n == 1:
-        raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB')
-"""
 BASE = """
 import torch
 torch.manual_seed(0)
@@ -45,18 +35,8 @@ def hook(*a):
 
 
 @pytest.fixture
-def fails(cells, monkeypatch):
-    """Runs statements with ``oom()``, which runs out of memory at its first call; each has its code, as in a cell."""
-    module = ModuleType("fails_once")
-    exec(OOM, vars(module))
-    monkeypatch.setitem(sys.modules, "fails_once", module)
-    cells.names["oom"] = module.oom
-    made = Step.__init__
-
-    def with_code(self, index, source, *rest):
-        made(self, index, source, *rest, compile(source, "<cell>", "exec") if source else None)
-
-    monkeypatch.setattr(Step, "__init__", with_code)
+def fails(fails):
+    """What a case replaces in torch is torch's again afterwards."""
     kept = [
         (torch.nn.Linear, "forward", torch.nn.Linear.forward),
         (torch.nn.Module, "__call__", torch.nn.Module.__call__),
@@ -64,7 +44,7 @@ def fails(cells, monkeypatch):
     kept += [(torch.nn.functional, "mse_loss", torch.nn.functional.mse_loss), (torch, "stack", torch.stack)]
     kept += [(torch.optim.Adam, name, getattr(torch.optim.Adam, name)) for name in ("step", "zero_grad")]
     had = {name for _, name, _ in kept if name in vars(torch.optim.Adam)}
-    yield cells
+    yield fails
     for owner, name, value in kept:
         if owner is torch.optim.Adam and name not in had:
             if name in vars(owner):
@@ -302,3 +282,17 @@ def test_what_changes_something_is_not_repeated(fails, setup, code):
                 fails.names[name].__exit__(None, None, None)
     assert type(error) is RuntimeError, fails.report
     assert (fails.report.status, fails.report.attempts) == ("refused", 1)
+
+
+def test_a_function_that_is_not_torchs_is_not_kept():
+    """It may hold memory in its closure."""
+    from cuda_magic.memory.torch.pure import is_torchs
+
+    def patch(held):
+        return lambda *given: held
+
+    held = torch.zeros(2)
+    function, gone = patch(held), weakref.ref(held)
+    assert not is_torchs(function) and is_torchs(torch.nn.Linear.forward)
+    del held, function
+    assert gone() is None

@@ -55,14 +55,14 @@ def _key(torch: Any, optimizer: Any) -> str | None:
 
 
 def first(torch: Any, optimizer: Any) -> list[Any] | None:
-    """Of each parameter's state, what a step changes first; None where that is not known."""
-    key = _key(torch, optimizer)
+    """Of each parameter's state, what a step changes first; None where all of it is to be read.
+
+    Of SGD alone: inside a mode of dispatch torch's lists of the others' steps count no change, seen with torch 2.11.
+    """
     states = optimizer.state
-    if key == "step":  # inside a mode of dispatch torch's lists of steps count no change, seen with torch 2.11
+    if _key(torch, optimizer) != "momentum_buffer" or not states or not is_plain(optimizer):
         return None
-    if key is None or not states or not is_plain(optimizer):
-        return None
-    return [state.get(key) for state in states.values()]
+    return [state.get("momentum_buffer") for state in states.values()]
 
 
 def _calls_its_own(optimizer: Any, name: str) -> bool:

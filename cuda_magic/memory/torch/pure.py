@@ -105,16 +105,15 @@ _GLOBAL = (
 )
 _module = vars(type)["__module__"].__get__
 
-_known: dict[int, tuple[Any, bool]] = {}
-"""By the id of a function: it, and whether it is torch's own, with whatever it wraps."""
+_known: dict[int, Any] = {}
+"""By their ids: functions that are torch's own, with whatever they wrap."""
 _MOST = 500
 
 
 def is_torchs(function: Any) -> bool:
     """Whether a function is torch's own, and all that it wraps."""
-    known = _known.get(id(function))
-    if known is not None and known[0] is function:
-        return known[1]
+    if function is not None and _known.get(id(function)) is function:
+        return True
     home = str(Path(str(sys.modules["torch"].__file__)).parent) + os.sep
     inner, own = function, True
     while inner is not None and own:
@@ -126,9 +125,10 @@ def is_torchs(function: Any) -> bool:
                 code is not None and code.co_filename.startswith(home) and inner.__module__.split(".", 1)[0] == "torch"
             )
         inner = getattr(inner, "__wrapped__", None)
-    if len(_known) >= _MOST:
-        _known.clear()
-    _known[id(function)] = (function, own)
+    if own:  # one of the user's is not kept: it may hold memory
+        if len(_known) >= _MOST:
+            _known.clear()
+        _known[id(function)] = function
     return own
 
 
