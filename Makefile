@@ -31,10 +31,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -U "pip>=25.1"
 
-$(VENV)/.demo: pyproject.toml constraints/tests.txt | $(BIN)/python
+# What the installed package is built from; without the shim's source its library in the source tree would be old.
+BUILD := pyproject.toml hatch_shim.py cuda_magic/allocation/shim.c constraints/tests.txt
+
+$(VENV)/.demo: $(BUILD) | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints/tests.txt -e . --group demo
 	touch $@
 
-$(VENV)/.test: pyproject.toml constraints/tests.txt tests/setup.sh | $(BIN)/python
+$(VENV)/.test: $(BUILD) tests/setup.sh | $(BIN)/python
 	BIN=$(BIN) sh tests/setup.sh
 	touch $@

@@ -1,5 +1,6 @@
 """The smoke test of an installed wheel, run with the Python of a clean environment that has nothing but it."""
 
+import ctypes
 import importlib.metadata
 import importlib.resources
 import importlib.util
@@ -20,6 +21,9 @@ def main():
     assert all(importlib.util.find_spec(name) is None for name in ("torch", "numpy", "pandas", "anywidget", "pytest"))
     for name in ("panel/panel.js", "panel/panel.css", "py.typed"):
         assert importlib.resources.files("cuda_magic").joinpath(name).is_file(), name
+
+    shims = [str(path) for path in importlib.resources.files("cuda_magic").joinpath("allocation").glob("_shim.*.so")]
+    assert len(shims) == 1 and ctypes.CDLL(shims[0]).cm_malloc, shims
 
     program = str(environment / "bin" / "cuda-magic")
     said = subprocess.run([program, "--version"], capture_output=True, text=True)

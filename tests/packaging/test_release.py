@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import email
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -22,6 +24,11 @@ RUBBISH = re.compile(r"__pycache__|\.py[co]$|\.(pytest|mypy|ruff)_cache|\.ipynb_
 PYTHONS = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
 # In a clean environment nothing of this one counts.
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "CUDA_MAGIC"))}
+MACHINE = platform.machine()
+SHIM = "cuda_magic/allocation/_shim.{}.so"
+has_shim = pytest.mark.skipif(
+    not (sys.platform == "linux" and MACHINE in ("x86_64", "aarch64")), reason="there is no shim for this machine"
+)
 
 
 def run(*words, **more):
@@ -35,9 +42,9 @@ def archives(tmp_path_factory):
     """(sdist, wheel): the wheel is built from the sdist, by the backend that the tests have installed."""
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
-    made = sorted(path.name for path in folder.iterdir())
-    assert made == [f"cuda_magic-{VERSION}-py3-none-any.whl", f"cuda_magic-{VERSION}.tar.gz"]
-    return folder / made[1], folder / made[0]
+    wheel, sdist = sorted(folder.iterdir())
+    assert wheel.name.startswith(f"cuda_magic-{VERSION}-py3-none-") and sdist.name == f"cuda_magic-{VERSION}.tar.gz"
+    return sdist, wheel
 
 
 def kept():
@@ -63,12 +70,82 @@ def test_the_wheel_is_the_package(archives):
     """Every file of the package, JavaScript, CSS and py.typed too; the licence; no test, notebook or page."""
     with zipfile.ZipFile(archives[1]) as wheel:
         names = set(wheel.namelist())
-    inside = {name for name in names if name.startswith("cuda_magic/")}
+    shims = {name for name in names if name.endswith(".so")}
+    assert shims <= {SHIM.format(MACHINE)}
+    inside = {name for name in names if name.startswith("cuda_magic/")} - shims
     assert inside == {name for name in kept() if name.startswith("cuda_magic/") and (ROOT / name).is_file()}
     assert {"cuda_magic/panel/panel.js", "cuda_magic/panel/panel.css", "cuda_magic/py.typed"} <= inside
     info = f"cuda_magic-{VERSION}.dist-info"
     expected = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    assert names - inside == expected
+    assert names - inside - shims == expected
+
+
+def tag(wheel):
+    """(tag, is it pure): the name and the metadata must agree."""
+    with zipfile.ZipFile(wheel) as opened:
+        said = email.message_from_string(opened.read(f"cuda_magic-{VERSION}.dist-info/WHEEL").decode())
+    assert wheel.name == f"cuda_magic-{VERSION}-{said['Tag']}.whl"
+    return said["Tag"], said["Root-Is-Purelib"] == "true"
+
+
+@has_shim
+def test_the_shim_is_in_the_wheel_and_loads(archives, tmp_path):
+    """For this machine, and for no older glibc than its symbols name."""
+    with zipfile.ZipFile(archives[1]) as wheel:
+        library = Path(wheel.extract(SHIM.format(MACHINE), tmp_path))
+    found, pure = tag(archives[1])
+    oldest = re.fullmatch(rf"py3-none-manylinux_2_(\d+)_{MACHINE}", found)
+    assert oldest and not pure
+    assert int(oldest[1]) >= max(int(n) for n in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes()))
+    assert ctypes.CDLL(str(library)).cm_malloc
+
+
+@has_shim
+def test_a_wheel_without_the_shim(archives, tmp_path):
+    """Asked for, or because the shim cannot be compiled: said, pure, and no failure; in CI a failure."""
+    with tarfile.open(archives[0]) as sdist:
+        sdist.extractall(tmp_path)  # noqa: S202 - our own archive
+    source = tmp_path / f"cuda_magic-{VERSION}"
+    build = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--wheel", str(source)]
+    env = {k: v for k, v in CLEAN.items() if k != "CI"}
+    run(*build, "--outdir", str(tmp_path / "asked"), env={**env, "CUDA_MAGIC_NO_SHIM": "1", "CI": "true"})
+    (source / "cuda_magic/allocation/shim.c").write_text('#error "no such machine"\n')
+    done = subprocess.run([*build, "--outdir", str(tmp_path / "failed")], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "without its native shim" in done.stdout + done.stderr, done
+    for folder in ("asked", "failed"):
+        (wheel,) = (tmp_path / folder).iterdir()
+        assert tag(wheel) == ("py3-none-any", True)
+        with zipfile.ZipFile(wheel) as opened:
+            assert not [name for name in opened.namelist() if name.endswith(".so")]
+    for strict in ({"CI": "true"}, {"CUDA_MAGIC_SHIM_FOR": "x86_64"})[MACHINE != "x86_64" :]:
+        done = subprocess.run(build, env={**env, **strict}, capture_output=True, text=True)
+        assert done.returncode and "the shim was not made" in done.stdout + done.stderr, strict
+    python = tmp_path / "env" / "bin" / "python"
+    run(sys.executable, "-m", "uv", "venv", "-q", "--python", sys.executable, str(tmp_path / "env"), env=CLEAN)
+    run(sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--python", str(python), str(wheel), env=CLEAN)
+    assert run(str(python), "-I", "-c", "import cuda_magic; print(cuda_magic.__version__)").strip() == VERSION
+
+
+@pytest.mark.stack
+@has_shim
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "no compiler"])
+def test_zig_makes_the_wheels_of_a_release(machine, archives, tmp_path):
+    """Both architectures for glibc 2.17, and the same where no C compiler is: the build asks the index for one."""
+    env = {**CLEAN, "CUDA_MAGIC_SHIM_FOR": machine}
+    if machine == "no compiler":
+        (tmp_path / "bin").mkdir()
+        env = {**CLEAN, "PATH": str(tmp_path / "bin"), "CC": ""}
+    with tarfile.open(archives[0]) as sdist:
+        sdist.extractall(tmp_path)  # noqa: S202 - our own archive
+    source = str(tmp_path / f"cuda_magic-{VERSION}")
+    build = [sys.executable, "-m", "build", "--installer", "uv", "--wheel", "--outdir", str(tmp_path / "dist"), source]
+    run(*build, env=env)
+    (wheel,) = (tmp_path / "dist").iterdir()
+    target = MACHINE if machine == "no compiler" else machine
+    assert tag(wheel) == (f"py3-none-manylinux_2_17_{target}", False)
+    with zipfile.ZipFile(wheel) as opened:
+        header = opened.read(SHIM.format(target))[:20]
+    assert (header[:4], int.from_bytes(header[18:20], "little")) == (b"\x7fELF", {"x86_64": 62, "aarch64": 183}[target])
 
 
 def test_metadata(archives):
