@@ -248,8 +248,15 @@ class Allocator(Protocol):
         """
         ...
 
-    def owners(self) -> Iterator[tuple[Any, int, int, int]]:
-        """(object, device, storage key, bytes) for every reachable tensor: who holds what."""
+    def owners(self, among: Iterable[Any] | None = None) -> Iterator[tuple[Any, int, int, int]]:
+        """(object, device, storage key, bytes) for every reachable tensor: who holds what.
+
+        With `among` only for the tensors in it, and their gradients; without, one walk of the heap.
+        """
+        ...
+
+    def kind_of(self, value: Any) -> str:
+        """``tensor``, ``graph`` for a tensor behind which autograd keeps one, ``module``, or empty."""
         ...
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:

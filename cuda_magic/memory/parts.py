@@ -15,12 +15,14 @@ from typing import Any
 
 from ..kernel.holders import MACHINERY, frame_locals, frames
 
-__all__ = ["fields", "from_machinery", "parts", "type_name"]
+__all__ = ["Slots", "fields", "from_machinery", "parts", "type_name"]
 
 _HEAP_TYPE = 1 << 9
 """Py_TPFLAGS_HEAPTYPE: a class made by a class statement."""
 _PARTS = ("_parameters", "_buffers", "_modules")
 """A module's own dicts: ``model.weight`` is what one writes, not ``model._parameters['weight']``."""
+_PLAIN = frozenset({dict, list, tuple, set, frozenset, types.FrameType, types.TracebackType, types.MethodType})
+"""Classes whose objects have neither a dict nor slots of their own."""
 _OF_ERRORS = tuple(vars(BaseException)[name] for name in ("args", "__cause__", "__context__"))
 
 
@@ -54,24 +56,28 @@ def fields(value: Any) -> dict[str, Any]:
     return {}
 
 
-def _slots(value: Any) -> Iterator[tuple[str, Any]]:
-    for base in _mro(type(value)):
+Slots = dict[int, tuple[type, list[tuple[str, Any]]]]
+"""{id(class): (the class, its slots)}: what `parts` has found out of the classes that it met."""
+
+
+def _slots(kind: type) -> list[tuple[str, Any]]:
+    """(name, descriptor) of the slots of a class."""
+    found = []
+    for base in _mro(kind):
         if not _flags(base) & _HEAP_TYPE:
             continue  # a built-in type's members lead to everything: a function's globals
         for name, member in list(_dict(base).items()):
             if type(member) is types.MemberDescriptorType and name not in ("__dict__", "__weakref__"):
-                try:
-                    yield name, member.__get__(value, type(value))
-                except (AttributeError, TypeError):
-                    continue
+                found.append((name, member))
+    return found
 
 
 def _text(key: Any) -> str:
     return f"[{key!r}]" if type(key) in (int, str, bool) else "[...]"
 
 
-def parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """(step of the path, part) of what the object holds."""
+def parts(value: Any, slots: Slots | None = None) -> Iterator[tuple[str, Any]]:
+    """(step of the path, part) of what the object holds. `slots` spares what was found out before."""
     kind = type(value)
     if issubclass(kind, dict):
         for key, part in list(dict.items(value)):
@@ -108,9 +114,20 @@ def parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif issubclass(kind, BaseException):
         yield from (("", frame) for frame in frames(vars(BaseException)["__traceback__"].__get__(value)))
         yield from (("", member.__get__(value)) for member in _OF_ERRORS)
+    if kind in _PLAIN:
+        return
     for name, part in list(fields(value).items()):
         if name in _PARTS and type(part) is dict:
             yield from ((f".{inner}", one) for inner, one in list(part.items()))
         elif kind is not types.FunctionType or name != "__wrapped__":
             yield f".{name}", part
-    yield from ((f".{name}", part) for name, part in _slots(value))
+    known = slots.get(id(kind)) if slots is not None else None
+    if known is None:
+        known = (kind, _slots(kind))
+        if slots is not None:
+            slots[id(kind)] = known  # it keeps the class, so that its id stays its own
+    for name, member in known[1]:
+        try:
+            yield f".{name}", member.__get__(value, kind)
+        except (AttributeError, TypeError):
+            continue

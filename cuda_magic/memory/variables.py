@@ -5,22 +5,30 @@ The search serves ``%gpu_mem --who`` and the guard's report (rescue/owners.py).
 
 from __future__ import annotations
 
+import time
 import types
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from gc import is_tracked
 from typing import TYPE_CHECKING, Any
 
 from ..kernel import holders as kernel
-from .parts import fields, from_machinery, parts, type_name
+from .parts import Slots, fields, from_machinery, parts, type_name
 
 if TYPE_CHECKING:
     from .allocator import Allocator
 
-__all__ = ["Held", "Root", "Search", "tracebacks", "user_variables", "variables"]
+__all__ = ["Held", "Met", "Root", "Search", "tracebacks", "user_variables", "variables"]
 
-BUDGET = 200_000
-"""Objects looked at by one search: 2 s on a slow, busy core, and only where there are that many."""
+SECONDS = 0.3
+"""How long one search looks: 100,000 objects and more, of which a notebook's variables lead to a tenth as a rule."""
+LEAST = 0.02
+"""Seconds that a later part of the same search has in any case."""
+TURN = 5000
+"""Objects of one root before it is the others' turn: a data set of millions must not hide the model behind it."""
+PARTS = 1000
+"""Parts of one object that are looked at before the other objects' turn."""
 _LEAVES = (int, float, complex, str, bytes, bytearray, type, types.ModuleType, types.CodeType, type(None))
 _SKIP = frozenset({"In", "Out", "get_ipython", "exit", "quit", "_oh", "_ih", "_dh"})
 _SHOWN = ("_", "__", "___")
@@ -50,10 +58,29 @@ class Root:
     value: Any
 
 
+@dataclass(frozen=True)
+class Met:
+    """An object that the library knows (`kind` is ``graph`` or ``module``), and the way to it."""
+
+    kind: str
+    root: Root
+    path: str
+    value: Any
+
+
+_At = tuple[str, str, Any]
+"""An object to look at: the row that it counts for, the way to it, itself."""
+
+
+_Rows = dict[tuple[str, str, int], list[Any]]
+"""{(kind, name, device): [bytes, tensors, bytes of the largest, the way to it]}."""
+
+
 class Search:
     """One look at what holds this kernel's memory: each storage counts once, for the first root that reaches it.
 
-    The tensors are kept alive by the search: let go of it when done.
+    The tensors are kept alive by the search: let go of it when done. A root that leads to very much waits until the
+    others were looked through; all together end after `seconds`, which `cut` says.
 
     Parameters
     ----------
@@ -63,19 +90,43 @@ class Search:
         The user's own: never looked through as a whole.
     device
         The process's index of the only device that counts; None: all.
+    seconds
+        How long `held` may look, all its calls together.
+    enough
+        Bytes that there are in all: as soon as so many are found there is nothing left to look for.
     """
 
-    def __init__(self, allocator: Allocator, namespace: Mapping[str, Any], device: int | None = None) -> None:
+    def __init__(
+        self,
+        allocator: Allocator,
+        namespace: Mapping[str, Any],
+        device: int | None = None,
+        seconds: float = SECONDS,
+        enough: int | None = None,
+    ) -> None:
         self.tensors: list[Any] = []
         self.of: dict[int, tuple[int, int, int]] = {}
         """{id(tensor): (device, storage, bytes)}; true while `tensors` keeps them alive."""
-        for tensor, where, key, nbytes in allocator.owners():
-            if device is None or where == device:
-                self.tensors.append(tensor)
-                self.of[id(tensor)] = (where, key, nbytes)
+        self.cut = False
+        """Whether the time was over before everything was looked at."""
+        self.met: list[Met] = []
+        """What the library's `kind_of` names, in the order in which it was met."""
+        self.by_storage: dict[tuple[int, int], tuple[str, str, str]] = {}
+        """{(device, storage): (kind and name of the root, path)} of what a root has led to."""
+        self._allocator, self._device = allocator, device
+        self._slots: Slots = {}
+        self._strange: dict[int, type] = {}
+        """Classes of which the library knows nothing, by their ids."""
         self._counted: set[tuple[int, int]] = set()
         self._seen = {id(self.tensors), id(self.of), id(namespace)}
-        self._left = BUDGET
+        self._left = seconds
+        self._missing = enough
+
+    def _add(self, among: Iterable[Any] | None) -> None:
+        for tensor, where, key, nbytes in self._allocator.owners(among):
+            if (self._device is None or where == self._device) and id(tensor) not in self.of:
+                self.tensors.append(tensor)
+                self.of[id(tensor)] = (where, key, nbytes)
 
     def _first(self, tensor: Any) -> tuple[int, int] | None:
         """(device, bytes) where its storage was not counted yet."""
@@ -87,41 +138,94 @@ class Search:
 
     def held(self, roots: Iterable[Root], by_module: bool = False) -> list[Held]:
         """A row for each root and device; with `by_module` a variable's submodules have rows of their own."""
-        rows: dict[tuple[str, str, int], list[Any]] = {}
-        for root in roots if self.tensors else ():
-            todo: deque[tuple[str, str, Any]] = deque([(root.name, root.name, root.value)])
-            while todo and self._left > 0:
-                name, path, value = todo.popleft()
-                if issubclass(type(value), _LEAVES) or id(value) in self._seen:
-                    continue
-                self._seen.add(id(value))
-                self._left -= 1
-                if id(value) in self.of:
-                    found = self._first(value)
-                    if found is not None:
-                        device, nbytes = found
-                        row = rows.setdefault((root.kind, name, device), [0, 0, 0, ""])
-                        row[0] += nbytes
-                        row[1] += 1
-                        if nbytes > row[2]:
-                            row[2:] = [nbytes, path]
-                    grad = getattr(value, "grad", None) if getattr(value, "is_leaf", False) else None
-                    if id(grad) in self.of:
-                        todo.appendleft((name, f"{path}.grad", grad))
-                elif not from_machinery(value):
-                    split = by_module and root.kind == "variable" and path == root.name
-                    modules = fields(value).get("_modules") if split else None
-                    for step, part in parts(value):
-                        if not issubclass(type(part), _LEAVES):
-                            own = type(modules) is dict and step[1:] in modules
-                            todo.append((path + step if own else name, path + step, part))
+        rows: _Rows = {}
+        ends = time.perf_counter() + self._left
+        waiting: deque[Iterator[None]] = deque(self._look(root, by_module, rows) for root in roots)
+        while waiting:
+            one = waiting.popleft()
+            for steps, _ in enumerate(one, 1):
+                if self._missing is not None and self._missing <= 0:
+                    waiting.clear()
+                    break
+                if not steps % 64 and time.perf_counter() > ends:
+                    self.cut = True
+                    waiting.clear()
+                    break
+                if steps >= TURN and waiting:
+                    waiting.append(one)
+                    break
+        self._left = max(LEAST, ends - time.perf_counter())
         return [
             Held(name, total, device, count, kind, path if path != name else "")
             for (kind, name, device), (total, count, _, path) in rows.items()
         ]
 
+    def _look(self, root: Root, by_module: bool, rows: _Rows) -> Iterator[None]:
+        """Look through one root; a step is one object, or a thousand parts of one."""
+        if id(root.value) in self._seen or issubclass(type(root.value), _LEAVES):
+            return
+        self._seen.add(id(root.value))
+        todo: deque[_At] = deque([(root.name, root.name, root.value)])
+        later: deque[tuple[_At, Iterator[tuple[str, Any]]]] = deque()
+        while todo or later:
+            if todo:
+                name, path, value = todo.popleft()
+                yield
+                inside = self._take(root, (name, path, value), rows, todo)
+                if inside is None:
+                    continue
+            else:
+                (name, path, value), inside = later.popleft()
+                yield
+            split = by_module and root.kind == "variable" and path == root.name
+            modules = fields(value).get("_modules") if split else None
+            for number, (step, part) in enumerate(inside, 1):
+                # what the collector does not track leads to nothing, but a frame that runs
+                followed = is_tracked(part) or type(part) is types.FrameType
+                if followed and id(part) not in self._seen and not issubclass(type(part), _LEAVES):
+                    self._seen.add(id(part))
+                    own = type(modules) is dict and step[1:] in modules
+                    todo.append((path + step if own else name, path + step, part))
+                if number == PARTS:
+                    later.append(((name, path, value), inside))
+                    break
+
+    def _take(self, root: Root, at: _At, rows: _Rows, todo: deque[_At]) -> Iterator[tuple[str, Any]] | None:
+        """Count the value where it is a tensor; what it holds where it is none."""
+        name, path, value = at
+        kind = "" if id(type(value)) in self._strange else self._allocator.kind_of(value)
+        if not kind:
+            self._strange[id(type(value))] = type(value)
+        if kind in ("graph", "module"):
+            self.met.append(Met(kind, root, path, value))
+        if kind not in ("graph", "tensor"):
+            return None if from_machinery(value) else parts(value, self._slots)
+        known = len(self.tensors)
+        self._add((value,))  # itself, and its gradient
+        if id(value) in self.of:
+            self._count(root, name, path, value, rows)
+        for one in self.tensors[known:]:
+            if one is not value:
+                self._count(root, name, f"{path}.grad", one, rows)
+        return None if id(value) in self.of else parts(value, self._slots)
+
+    def _count(self, root: Root, name: str, path: str, tensor: Any, rows: _Rows) -> None:
+        self._seen.add(id(tensor))
+        found = self._first(tensor)
+        if found is not None:
+            device, nbytes = found
+            if self._missing is not None:
+                self._missing -= nbytes
+            self.by_storage[self.of[id(tensor)][:2]] = (root.kind, name, path)
+            row = rows.setdefault((root.kind, name, device), [0, 0, 0, ""])
+            row[0] += nbytes
+            row[1] += 1
+            if nbytes > row[2]:
+                row[2:] = [nbytes, path]
+
     def unreached(self) -> list[Any]:
-        """A tensor for each storage that no root has led to, now counted too."""
+        """A tensor for each storage that no root has led to, now counted too. One walk of the heap."""
+        self._add(None)
         return [tensor for tensor in self.tensors if self._first(tensor)]
 
 
@@ -151,7 +255,7 @@ def tracebacks(shell: Any) -> list[Root]:
 
 def variables(allocator: Allocator, namespace: Mapping[str, Any], shell: Any = None) -> list[Held]:
     """What holds this kernel's memory on its cards, largest first; each storage counts once, for its first name."""
-    search = Search(allocator, namespace)
+    search = Search(allocator, namespace, seconds=2 * SECONDS)
     roots = user_variables(namespace, shell)
     roots += [Root("output", name, value) for name, value in kernel.outputs(shell, namespace).items()]
     roots += tracebacks(shell)

@@ -1,20 +1,40 @@
-"""Who holds which bytes of a device, for the guard's report: rows of the one search, and the types of cycles."""
+"""Who holds which bytes of a device, for the guard's report: rows of the one search, and what cycles were."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, GeneratorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..memory.parts import fields, type_name
+from ..memory.parts import type_name
 from ..memory.variables import Held, Root, Search
 
 if TYPE_CHECKING:
     from ..memory.allocator import Allocator
 
-__all__ = ["Holder", "holders", "owner_types"]
+__all__ = ["ANONYMOUS", "BELOW", "Cycles", "Holder", "holders", "holding_types"]
+
+ANONYMOUS = frozenset(
+    {"dict", "list", "tuple", "set", "frozenset", "defaultdict", "OrderedDict", "deque", "cell", "mappingproxy"}
+)
+"""Types that tell nothing of whose they are."""
+BELOW = "held below Python"
+"""Of a tensor that no Python object refers to."""
+LITTLE = 1 << 20
+"""Bytes below which nobody is looked for; nor is the hundredth part of all, which the allocator's rounding may be."""
+SECONDS = 0.1
+"""How long the newest objects of the heap are looked through: a million on an idle core."""
+CHUNK = 200
+"""Objects that are asked together what they refer to."""
+MOST = 16
+"""Objects whose holders are asked for in one walk of the heap."""
+LEVELS = 2
+"""Containers around one another that are asked for."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +52,22 @@ class Holder:
     detail: str = ""
 
 
-def holders(allocator: Allocator, namespace: Mapping[str, Any], roots: Iterable[Root], device: int) -> list[Holder]:
-    """One row for each root that holds memory of `device`, then what no root reaches; largest first."""
-    search = Search(allocator, namespace, device)
+def holders(
+    allocator: Allocator,
+    namespace: Mapping[str, Any],
+    roots: Iterable[Root],
+    device: int,
+    allocated: int | None = None,
+) -> list[Holder]:
+    """One row for each root that holds memory of `device`, then what no root reaches; largest first.
+
+    `allocated` are the bytes that there are in all: what the roots do not reach is looked for where it is worth it.
+    """
+    little = max(LITTLE, (allocated or 0) // 100)
+    search = Search(allocator, namespace, device, enough=None if allocated is None else allocated - little)
     found = [Holder(h.kind, h.name, h.nbytes, h.cuda, _detail(h)) for h in search.held(roots)]
-    found += _unreached(search)
+    if allocated is None or allocated - sum(h.nbytes or 0 for h in found) > little:
+        found += _unreached(search)
     return sorted(found, key=lambda h: -(h.nbytes or 0))
 
 
@@ -52,47 +83,169 @@ def _detail(held: Held) -> str:
 
 
 def _unreached(search: Search) -> list[Holder]:
-    left = search.unreached()
-    names = _holding_types(left, search)
-    sums: dict[tuple[str, int], int] = {}
+    left = sorted(search.unreached(), key=lambda tensor: -search.of[id(tensor)][2])
+    names = holding_types(left, {id(one): search.of[id(one)][2] for one in left}, [search.tensors, search.met])
+    sums: dict[tuple[str, int], list[int]] = {}
     for tensor in left:
         where, _, nbytes = search.of[id(tensor)]
-        slot = (names.get(id(tensor), "unknown"), where)
-        sums[slot] = sums.get(slot, 0) + nbytes
-    return [
-        Holder("unreached", name, nbytes, where, "reached by no variable: a reference cycle, or held by a library")
-        for (name, where), nbytes in sums.items()
-    ]
+        sums.setdefault((names.get(id(tensor), BELOW), where), []).append(nbytes)
+    why = "reached by no variable: a reference cycle, or held by a library"
+    if search.cut:
+        why = "by no variable that was looked through in time: there are very many objects"
+    rows = []
+    for (name, where), sizes in sums.items():
+        count = "1 tensor" if len(sizes) == 1 else f"{len(sizes)} tensors"
+        if name == BELOW:
+            rows.append(Holder("unreached", name, sum(sizes), where, f"{count}: C++ code has it, or a running call"))
+        elif name in ANONYMOUS:
+            rows.append(Holder("unreached", f"{count} in a {name}", sum(sizes), where, why))
+        else:
+            rows.append(Holder("unreached", name, sum(sizes), where, why))
+    return rows
 
 
-def _holding_types(tensors: list[Any], search: Search) -> dict[int, str]:
-    """{id(tensor): name of the type that holds it}, of an instance if an instance's fields do.
+def holding_types(
+    tensors: list[Any], sizes: Mapping[int, int], own: Iterable[Any] = (), newest: list[Any] | None = None
+) -> dict[int, str]:
+    """{id(tensor): what holds it}: the type of an object, a function, a module; a container where nobody else is found.
 
-    Each ``gc.get_referrers`` walks the whole heap, so all tensors are asked for at once: two walks, not one a tensor.
+    ``gc.get_referrers`` compares each reference of the heap with each of its arguments, so it is never asked of more
+    than `MOST`: the newest objects are looked through by what they refer to, for `SECONDS`, and the containers found
+    are asked for, and the first of the tensors of which nothing was found. How many walks of the heap that takes does
+    not depend on how many tensors there are.
+
+    Parameters
+    ----------
+    sizes
+        {id(tensor): bytes}: the largest are asked for first.
+    own
+        Our own lists of them.
+    newest
+        The objects to look through: then what they do not tell of a tensor is not asked for.
     """
-    wanted = {id(tensor) for tensor in tensors}
+    if not tensors:
+        return {}
+    wanted = {id(tensor): (id(tensor),) for tensor in tensors}
+    seen = {id(tensors), *map(id, own)}
     names: dict[int, str] = {}
-    owned: dict[int, tuple[dict[Any, Any], list[int]]] = {}
-    for holder in gc.get_referrers(*tensors) if tensors else ():
-        if holder is search.tensors or holder is tensors or issubclass(type(holder), (FrameType, ModuleType)):
-            continue
-        held = [id(part) for part in gc.get_referents(holder) if id(part) in wanted]
-        if type(holder) is dict:
-            owned[id(holder)] = (holder, held)
-        for one in held:
-            names.setdefault(one, type_name(holder))
-    for outer in gc.get_referrers(*(holder for holder, _ in owned.values())) if owned else ():
-        for one in owned.get(id(fields(outer)), ({}, []))[1]:
-            names[one] = type_name(outer)
+    found = _newest(wanted, seen, gc.get_objects() if newest is None else newest)
+    held = {id(part) for _, parts in found for part in parts}
+    left = [tensor for tensor in tensors if id(tensor) not in held][:MOST]
+    seen |= {id(left), id(found)}
+    if left and newest is None:
+        found += _holding(gc.get_referrers(*left), wanted, seen)
+    below: Mapping[int, tuple[int, ...]] = wanted
+    levels = LEVELS if newest is None else 1
+    for level in range(levels + 1):
+        outer: dict[int, tuple[int, ...]] = {}
+        asked: list[tuple[int, Any]] = []
+        for holder, parts in found:
+            ones = tuple(one for part in parts for one in below[id(part)] if names.get(one, "dict") in ANONYMOUS)
+            label = _label(holder, parts[0])
+            for one in ones:
+                if label not in ANONYMOUS or level == 0:
+                    names[one] = label
+            if ones and label in ANONYMOUS and id(holder) not in seen:
+                seen.add(id(holder))
+                outer[id(holder)] = ones
+                asked.append((sum(sizes[one] for one in ones), holder))
+        if not asked or level == levels:
+            break
+        asked.sort(key=lambda row: -row[0])
+        containers = [holder for _, holder in asked[:MOST]]
+        seen |= {id(containers), id(found), id(asked), *map(id, asked), *map(id, found)}
+        found, below = _holding(gc.get_referrers(*containers), outer, seen), outer
     return names
 
 
-def owner_types(allocator: Allocator, device: int) -> dict[tuple[int, int], tuple[str, int]]:
-    """{(device, storage): (type that holds it, bytes)}: compared before and after a collection it names the cycles."""
-    search = Search(allocator, {}, device)
-    names = _holding_types(search.tensors, search)
-    found = {}
-    for tensor in search.tensors:
-        where, key, nbytes = search.of[id(tensor)]
-        found[(where, key)] = (names.get(id(tensor), "unknown"), nbytes)
+def _holding(holders: Iterable[Any], wanted: Mapping[int, Any], own: set[int]) -> list[tuple[Any, list[Any]]]:
+    """(holder, the wanted objects that it refers to), without our own."""
+    found = []
+    for holder in holders:
+        if id(holder) in own or id(holder) in wanted or issubclass(type(holder), (FrameType, ModuleType)):
+            continue
+        parts = [part for part in gc.get_referents(holder) if id(part) in wanted]
+        if parts:
+            found.append((holder, parts))
     return found
+
+
+def _newest(wanted: Mapping[int, Any], own: set[int], everything: list[Any]) -> list[tuple[Any, list[Any]]]:
+    """What refers to wanted objects, the newest of all first, until the time is over."""
+    own.add(id(everything))
+    found: list[tuple[Any, list[Any]]] = []
+    ids = set(wanted)
+    ends = time.perf_counter() + SECONDS
+    for some in _backwards(everything, CHUNK):
+        if not ids.isdisjoint(map(id, gc.get_referents(*some))):
+            more = _holding(some, wanted, own)
+            found += more
+            ids.difference_update(id(part) for _, parts in more for part in parts)
+        if not ids or time.perf_counter() > ends:
+            break
+    return found
+
+
+def _backwards(everything: list[Any], size: int) -> Iterator[list[Any]]:
+    return (everything[max(0, last - size) : last] for last in range(len(everything), 0, -size))
+
+
+def _label(holder: Any, part: Any) -> str:
+    """What a user may know it by."""
+    kind = type(holder)
+    if kind is FunctionType or kind is GeneratorType:
+        return f"the {'function' if kind is FunctionType else 'generator'} {holder.__qualname__}"
+    if kind is type:
+        return f"the class {vars(type)['__name__'].__get__(holder)}"
+    if kind is dict:
+        name = dict.get(holder, "__name__")
+        if type(name) is str and vars(sys.modules.get(name, sys)) is holder:
+            names = [one for one, value in list(dict.items(holder)) if value is part and type(one) is str]
+            return f"{name}.{names[0]}" if names else f"the module {name}"
+    return type_name(holder)
+
+
+class Cycles:
+    """What holds the newest tensors of a device: after a collection it tells what the cycles were that went.
+
+    Cycles of the user's are newer than what libraries hold since they were imported, so that where the heap is large
+    its newest part is enough. No tensor is kept alive; no weak reference is left on one.
+    """
+
+    def __init__(self, allocator: Allocator, device: int) -> None:
+        everything = gc.get_objects()
+        tensors, looked = self._tensors(allocator, everything)
+        of = {id(one): (where, key, nbytes) for one, where, key, nbytes in allocator.owners(tensors) if where == device}
+        tensors = [one for one in tensors if id(one) in of]
+        names = holding_types(tensors, {key: row[2] for key, row in of.items()}, [everything], everything[-looked:])
+        self._noted = [(weakref.ref(one), of[id(one)], names.get(id(one), BELOW)) for one in tensors]
+
+    @staticmethod
+    def _tensors(allocator: Allocator, everything: list[Any]) -> tuple[list[Any], int]:
+        """The newest tensors, and how many objects were looked at."""
+        ends = time.perf_counter() + SECONDS
+        known: dict[type, bool] = {}
+        found: list[Any] = []
+        looked = 0
+        for some in _backwards(everything, 10 * CHUNK):
+            looked += len(some)
+            kinds = set(map(type, some))
+            if not kinds <= known.keys():
+                for one in some:
+                    if type(one) not in known:
+                        known[type(one)] = allocator.kind_of(one) in ("tensor", "graph")
+            if any(known[kind] for kind in kinds):
+                found += [one for one in some if known[type(one)]]
+            if time.perf_counter() > ends:
+                break
+        return found, looked
+
+    def freed(self) -> dict[str, int]:
+        """{what held them: bytes} of the storages that are gone now. To be asked once."""
+        noted, self._noted = self._noted, []
+        alive = {row[:2] for reference, row, _ in noted if reference() is not None}
+        gone = {row[:2]: (name, row[2]) for _, row, name in noted if row[:2] not in alive}
+        found: dict[str, int] = {}
+        for name, nbytes in gone.values():
+            found[name] = found.get(name, 0) + nbytes
+        return found

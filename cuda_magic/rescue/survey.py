@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import dataclass, field
 
@@ -36,10 +37,20 @@ def survey(s: Situation, error: BaseException | None) -> Survey:
     """Who holds what. Reads only; where CUDA is not started, only what NVML and the message tell."""
     if s.fault.kind.id in ("lost-context", "host-memory", "start-up", "worker"):
         return Survey()
+    collects = gc.isenabled()
+    gc.disable()  # a collection of Python's own in a large heap takes as long as all of this
+    try:
+        return _survey(s, error)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _survey(s: Situation, error: BaseException | None) -> Survey:
     found: list[Holder] = []
     room = s.room()
     if s.allocator is not None and s.device is not None and room is not None:
-        found += holders(s.allocator, s.namespace, _roots(s, error), s.device)
+        found += holders(s.allocator, s.namespace, _roots(s, error), s.device, room.allocated)
         named = sum(h.nbytes or 0 for h in found)
         if room.allocated - named - room.pools > MIB:
             found.append(

@@ -179,12 +179,15 @@ class PracticeAllocator:
                 found.append(Storage(storage.key, device, storage.address, storage.nbytes, storage, reason))
         return found
 
-    def owners(self) -> Iterator[tuple[Any, int, int, int]]:
-        for reference in list(self._tensors.values()):
-            tensor = reference()
-            if tensor is not None:
+    def owners(self, among: Iterable[Any] | None = None) -> Iterator[tuple[Any, int, int, int]]:
+        known = [reference() for reference in list(self._tensors.values())] if among is None else among
+        for tensor in known:
+            if type(tensor) is PracticeTensor:
                 storage = tensor.untyped_storage()
                 yield tensor, storage.device, storage.key, storage.nbytes
+
+    def kind_of(self, value: Any) -> str:
+        return "tensor" if type(value) is PracticeTensor else ""
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
         if not self.cards[device].started:

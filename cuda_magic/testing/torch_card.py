@@ -200,9 +200,9 @@ class _CpuAllocator(TorchAllocator):
     def clear_workspaces(self) -> list[str]:
         return []
 
-    def owners(self) -> Iterator[tuple[Any, int, int, int]]:
+    def owners(self, among: Iterable[Any] | None = None) -> Iterator[tuple[Any, int, int, int]]:
         read = self.torch._C.TensorBase.untyped_storage
-        return scan.owners(self.torch, lambda tensor: self.count.knows(read(tensor)))
+        return scan.owners(self.torch, among, lambda tensor: self.count.knows(read(tensor)))
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
         return "" if doing == "save" else "the practice card has no heap in which tensors could be moved"

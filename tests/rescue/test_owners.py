@@ -10,7 +10,7 @@ import pytest
 import cuda_magic.testing
 from cuda_magic.machine import use
 from cuda_magic.memory.variables import Root, user_variables, variables
-from cuda_magic.rescue.owners import Holder, holders, owner_types
+from cuda_magic.rescue.owners import Cycles, Holder, holders
 
 MIB = 1 << 20
 
@@ -97,6 +97,7 @@ def test_both_answers_pass_hostile_objects_by(gpu):
 
 def test_the_types_of_what_nobody_reaches_without_running_code(gpu):
     """Cycles of hostile objects and of plain ones are named by their types."""
+    gc.collect()  # what earlier tests left
     one, other = hostile(gpu, 16), trap()
     object.__setattr__(other, "slot", gpu.empty("8 MiB"))
     for each in (one, other):
@@ -106,7 +107,9 @@ def test_the_types_of_what_nobody_reaches_without_running_code(gpu):
         del one, other, each
         rows = holders(gpu.allocator, {}, [], 0)
         assert [(h.kind, h.name, h.nbytes) for h in rows] == [("unreached", "Hostile", 24 * MIB)]
-        assert sorted(owner_types(gpu.allocator, 0).values()) == [("Hostile", 8 * MIB), ("Hostile", 16 * MIB)]
+        cycles = Cycles(gpu.allocator, 0)
+        gc.collect()
+        assert cycles.freed() == {"Hostile": 24 * MIB}
     finally:
         gc.enable()
         gc.collect()
@@ -130,24 +133,3 @@ def test_the_words_of_the_guards_rows(gpu):
         Holder("variable", "some", 32 * MIB, 0, "2 tensors, the largest some[1]['a']"),
         Holder("variable", "part", 16 * MIB, 0, "part.args[0]"),
     ]
-
-
-def test_hostile_objects_and_keys_cost_neither_marks_nor_report():
-    """A __dict__ that raises, and a name that is no string, are passed by."""
-    from cuda_magic.rescue.boxes import Boxes
-
-    class Hostile:
-        __module__ = "__main__"
-
-        @property
-        def __dict__(self):
-            raise ValueError("no")
-
-        @property
-        def __class__(self):
-            raise ValueError("no")
-
-    boxes = Boxes()
-    boxes.add("hostile", Hostile())
-    boxes.take({"hostile": Hostile()})
-    assert boxes.marks["hostile"].size == 0 and boxes.marks["hostile"].ids == []

@@ -153,8 +153,11 @@ class TorchAllocator:
     def storages(self, device: int, *, doing: str = "move", anyway: bool = False) -> list[Storage]:
         return scan.storages(self.torch, device, doing=doing, anyway=anyway) if self._ready(device) else []
 
-    def owners(self) -> Iterator[tuple[Any, int, int, int]]:
-        return scan.owners(self.torch)
+    def owners(self, among: Iterable[Any] | None = None) -> Iterator[tuple[Any, int, int, int]]:
+        return scan.owners(self.torch, among)
+
+    def kind_of(self, value: Any) -> str:
+        return scan.kind_of(self.torch, value)
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
         if not self._ready(device):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..allocator import Storage
 from . import safety
 from .reach import reach
 
-__all__ = ["owners", "storages", "storages_of", "tensors"]
+__all__ = ["kind_of", "owners", "storages", "storages_of", "tensors"]
+
+_UNREADABLE = (RuntimeError, NotImplementedError, ReferenceError, TypeError, ValueError)
+"""What a subclass without storage raises, or one that is half torn down. What a class of the user's would do with these
+questions (``__torch_function__``: the parameters of a lazy module that has not run raise there) is not run."""
 
 
 def tensors(torch: Any) -> Iterator[Any]:
@@ -25,28 +29,53 @@ def _usable(torch: Any, reached: list[Any], wanted: Callable[[Any], bool] = _on_
     strided = torch.strided
     for found in reached:
         try:
-            if wanted(found) and found.layout is strided:
-                yield found
-            # a gradient may have no Python object yet
-            if found.requires_grad and found.is_leaf and found.grad is not None and wanted(found.grad):
-                yield found.grad
-        except (RuntimeError, NotImplementedError, ReferenceError, TypeError):
-            continue  # a subclass without storage, or one that is half torn down
+            with torch._C.DisableTorchFunction():
+                one = found if wanted(found) and found.layout is strided else None
+                # a gradient may have no Python object yet
+                grad = found.grad if found.requires_grad and found.is_leaf else None
+                grad = grad if grad is not None and wanted(grad) else None
+        except _UNREADABLE:
+            continue
+        if one is not None:
+            yield one
+        if grad is not None:
+            yield grad
 
 
-def owners(torch: Any, wanted: Callable[[Any], bool] = _on_card) -> Iterator[tuple[Any, int, int, int]]:
-    """(tensor, device, storage key, bytes of the whole storage) of every reachable tensor that is `wanted`."""
+def owners(
+    torch: Any, among: Iterable[Any] | None = None, wanted: Callable[[Any], bool] = _on_card
+) -> Iterator[tuple[Any, int, int, int]]:
+    """(tensor, device, storage key, bytes of the whole storage) of every reachable tensor that is `wanted`.
+
+    With `among` only of the tensors in it, and their gradients.
+    """
     seen: set[int] = set()
     read = _read(torch)
-    for tensor in _usable(torch, reach(torch)[0], wanted):
+    known = torch._C.TensorBase
+    reached = reach(torch)[0] if among is None else [one for one in among if issubclass(type(one), known)]
+    for tensor in _usable(torch, reached, wanted):
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
         try:
-            storage = read(tensor)
-            yield tensor, tensor.device.index or 0, storage._cdata, storage.nbytes()
-        except (RuntimeError, NotImplementedError):
+            with torch._C.DisableTorchFunction():
+                storage = read(tensor)
+                row = tensor, tensor.device.index or 0, storage._cdata, storage.nbytes()
+        except _UNREADABLE:
             continue
+        yield row
+
+
+def kind_of(torch: Any, value: Any) -> str:
+    """``tensor``, ``graph`` where autograd keeps one behind it, ``module``, or empty. No code of a subclass runs."""
+    kind = type(value)
+    if issubclass(kind, torch._C.TensorBase):
+        try:
+            with torch._C.DisableTorchFunction():
+                return "graph" if torch._C.TensorBase.grad_fn.__get__(value) is not None else "tensor"
+        except _UNREADABLE:
+            return "tensor"
+    return "module" if issubclass(kind, torch.nn.Module) else ""
 
 
 def storages(torch: Any, device: int, *, doing: str = safety.MOVE, anyway: bool = False) -> list[Storage]:
@@ -70,11 +99,12 @@ def storages_of(
     read = _read(torch)
     for tensor in _usable(torch, reached):
         try:
-            if tensor.device.index != device:
-                continue
-            handle = read(tensor)
-            key, nbytes = handle._cdata, handle.nbytes()
-        except (RuntimeError, NotImplementedError):
+            with torch._C.DisableTorchFunction():
+                if tensor.device.index != device:
+                    continue
+                handle = read(tensor)
+                key, nbytes = handle._cdata, handle.nbytes()
+        except _UNREADABLE:
             continue
         known = found.get(key)
         if not nbytes or (known is not None and (known.reason or not consumers)):

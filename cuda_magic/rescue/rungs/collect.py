@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 
 from ...render.units import bytes_text
-from ..owners import owner_types
+from ..owners import ANONYMOUS, BELOW, Cycles
 from ..situation import Situation
 from . import Did
 
 __all__ = ["RUNG"]
 
 
-_NOBODY = ("unknown", "dict", "list", "tuple", "set", "defaultdict", "deque")
-"""Types that tell nothing of whose they are."""
+_NOBODY = ANONYMOUS | {BELOW}
+"""What tells nothing of whose the cycles are."""
 
 
 class _Collect:
@@ -26,15 +26,9 @@ class _Collect:
 
     def run(self, s: Situation) -> Did:
         known = s.allocator is not None and s.device is not None and s.device in s.allocator.devices()
-        before = owner_types(s.allocator, s.device) if known and s.allocator and s.device is not None else {}
+        before = Cycles(s.allocator, s.device) if known and s.allocator and s.device is not None else None
         gc.collect()
-        if not before or s.allocator is None or s.device is None:
-            return Did()
-        alive = {(where, key) for _, where, key, _ in s.allocator.owners()}
-        cycles: dict[str, int] = {}
-        for storage, (holder, nbytes) in before.items():
-            if storage not in alive:
-                cycles[holder] = cycles.get(holder, 0) + nbytes
+        cycles = before.freed() if before is not None else {}
         if s.memory.get("collected"):  # what an earlier attempt made, or this one
             s.memory["cycles made"] = {name: size for name, size in cycles.items() if name not in _NOBODY}
         s.memory["collected"] = True

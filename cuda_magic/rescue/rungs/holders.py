@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 from ...kernel import holders as kernel
-from ...memory.variables import Root, Search, tracebacks, user_variables
+from ...memory.variables import SECONDS, Root, Search, tracebacks, user_variables
 from ...render.units import bytes_text
 from ..situation import Situation
 from . import Did
@@ -40,7 +42,8 @@ def _tracebacks(s: Situation) -> list[str]:
         return []
     roots = user_variables(s.namespace, s.shell)
     roots += [Root("output", name, value) for name, value in kernel.outputs(s.shell).items()]
-    rows = Search(s.allocator, s.namespace, s.device).held(roots + tracebacks(s.shell))
+    search = Search(s.allocator, s.namespace, s.device, SECONDS / 2, s.allocator.stats(s.device).allocated)
+    rows = search.held(roots + tracebacks(s.shell))
     return [f"the {row.name} ({bytes_text(row.nbytes)})" for row in rows if row.kind == "traceback"]
 
 
@@ -49,8 +52,10 @@ def _outputs(s: Situation) -> list[str]:
     if s.allocator is None:
         return []
     held: dict[int, tuple[str, object]] = {}
+    ends = time.perf_counter() + SECONDS
     for name, value in kernel.outputs(s.shell).items():
-        rows = Search(s.allocator, s.namespace).held([Root("output", name, value)])
+        left = ends - time.perf_counter()
+        rows = Search(s.allocator, s.namespace, seconds=left).held([Root("output", name, value)]) if left > 0 else []
         if rows:
             held.setdefault(id(value), (f"{name} ({bytes_text(sum(row.nbytes for row in rows))})", value))
     freed = kernel.forget_outputs(s.shell, [value for _, value in held.values()])
