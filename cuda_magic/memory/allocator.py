@@ -5,7 +5,7 @@ rescue/, the panel and the doctor know this protocol and never torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from .compaction.rules import Rules
 
-__all__ = ["Allocator", "Block", "Ops", "Paged", "Reserve", "Segment", "Stats", "Storage", "Survey", "largest_free"]
+__all__ = [
+    "Allocator",
+    "Block",
+    "Ops",
+    "Paged",
+    "Reserve",
+    "Saved",
+    "Segment",
+    "Stats",
+    "Storage",
+    "Survey",
+    "largest_free",
+]
 
 
 class Block(NamedTuple):
@@ -88,6 +100,20 @@ class Storage(NamedTuple):
 
     def __hash__(self) -> int:
         return id(self)
+
+
+class Saved(NamedTuple):
+    """What autograd keeps for the backward pass in one place of the graphs behind some tensors."""
+
+    root: int
+    """Index of the group of tensors that was asked for."""
+    place: str
+    """The module, as a user would write it; without one the operation."""
+    storages: tuple[tuple[int, int, int], ...]
+    """(device, storage, bytes); those of parameters are not among them."""
+    graphs: int
+    """How many graphs with the same parameters, and no operation in common, they keep: two and more are those
+    of iterations."""
 
 
 class Reserve(Protocol):
@@ -257,6 +283,10 @@ class Allocator(Protocol):
 
     def kind_of(self, value: Any) -> str:
         """``tensor``, ``graph`` for a tensor behind which autograd keeps one, ``module``, or empty."""
+        ...
+
+    def saved(self, groups: Sequence[Sequence[Any]], modules: Iterable[tuple[str, Any]]) -> list[Saved]:
+        """What autograd keeps behind these tensors, those of one name together; (name, module) name the places."""
         ...
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:

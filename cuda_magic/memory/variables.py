@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from gc import is_tracked
 from typing import TYPE_CHECKING, Any
 
 from ..kernel import holders as kernel
 from .parts import Slots, fields, from_machinery, parts, type_name
+from .saved import graphs
 
 if TYPE_CHECKING:
     from .allocator import Allocator
@@ -44,7 +45,8 @@ class Held:
     cuda: int
     tensors: int
     kind: str = "variable"
-    """``variable``, ``output``, ``traceback`` or ``unreached`` (no variable leads to it)."""
+    """``variable``, ``output``, ``traceback``, ``autograd`` (saved for a backward pass) or ``unreached`` (no variable
+    leads to it)."""
     largest: str = ""
     """Path of its largest tensor."""
 
@@ -111,9 +113,9 @@ class Search:
         """Whether the time was over before everything was looked at."""
         self.met: list[Met] = []
         """What the library's `kind_of` names, in the order in which it was met."""
-        self.by_storage: dict[tuple[int, int], tuple[str, str, str]] = {}
-        """{(device, storage): (kind and name of the root, path)} of what a root has led to."""
-        self._allocator, self._device = allocator, device
+        self.by_storage: dict[tuple[int, int], tuple[str, str, str, int]] = {}
+        """{(device, storage): (kind of the root, name of the row, path, bytes)} of what a root has led to."""
+        self.allocator, self.device = allocator, device
         self._slots: Slots = {}
         self._strange: dict[int, type] = {}
         """Classes of which the library knows nothing, by their ids."""
@@ -123,8 +125,8 @@ class Search:
         self._missing = enough
 
     def _add(self, among: Iterable[Any] | None) -> None:
-        for tensor, where, key, nbytes in self._allocator.owners(among):
-            if (self._device is None or where == self._device) and id(tensor) not in self.of:
+        for tensor, where, key, nbytes in self.allocator.owners(among):
+            if (self.device is None or where == self.device) and id(tensor) not in self.of:
                 self.tensors.append(tensor)
                 self.of[id(tensor)] = (where, key, nbytes)
 
@@ -193,7 +195,7 @@ class Search:
     def _take(self, root: Root, at: _At, rows: _Rows, todo: deque[_At]) -> Iterator[tuple[str, Any]] | None:
         """Count the value where it is a tensor; what it holds where it is none."""
         name, path, value = at
-        kind = "" if id(type(value)) in self._strange else self._allocator.kind_of(value)
+        kind = "" if id(type(value)) in self._strange else self.allocator.kind_of(value)
         if not kind:
             self._strange[id(type(value))] = type(value)
         if kind in ("graph", "module"):
@@ -216,12 +218,34 @@ class Search:
             device, nbytes = found
             if self._missing is not None:
                 self._missing -= nbytes
-            self.by_storage[self.of[id(tensor)][:2]] = (root.kind, name, path)
+            self.by_storage[self.of[id(tensor)][:2]] = (root.kind, name, path, nbytes)
             row = rows.setdefault((root.kind, name, device), [0, 0, 0, ""])
             row[0] += nbytes
             row[1] += 1
             if nbytes > row[2]:
                 row[2:] = [nbytes, path]
+
+    def count(self, storage: tuple[int, int]) -> None:
+        """It is accounted for: no root has to lead to it."""
+        self._counted.add(storage)
+
+    def without(self, found: list[Held], moved: Collection[tuple[int, int]]) -> list[Held]:
+        """The rows of `held` without these storages, which count elsewhere."""
+        rows = {(held.kind, held.name, held.cuda): held for held in found}
+        changed = {(*self.by_storage[one][:2], one[0]) for one in moved}
+        for at in changed:
+            kind, name, device = at
+            left = [
+                (nbytes, path)
+                for storage, (*row, path, nbytes) in self.by_storage.items()
+                if row == [kind, name] and storage[0] == device and storage not in moved
+            ]
+            del rows[at]
+            if left:
+                path = max(left)[1]
+                total = sum(nbytes for nbytes, _ in left)
+                rows[at] = Held(name, total, device, len(left), kind, path if path != name else "")
+        return list(rows.values())
 
     def unreached(self) -> list[Any]:
         """A tensor for each storage that no root has led to, now counted too. One walk of the heap."""
@@ -261,6 +285,12 @@ def variables(allocator: Allocator, namespace: Mapping[str, Any], shell: Any = N
     roots += tracebacks(shell)
     roots += user_variables(namespace, shell, hidden=True)
     found = search.held(roots, by_module=True)
+    kept = graphs(search)
+    found = search.without(found, kept.moved)
+    for place in kept.places:
+        name = f"saved for backward by {place.name}"
+        through = f"through {', '.join(place.through[:2])}"
+        found.append(Held(name, place.nbytes, place.device, len(place.sizes), "autograd", through))
     rest: dict[int, list[Any]] = {}
     for tensor in search.unreached():
         rest.setdefault(search.of[id(tensor)][0], []).append(tensor)

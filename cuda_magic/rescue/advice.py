@@ -11,6 +11,7 @@ from psutil import virtual_memory
 from ..render.units import bytes_text
 from .checkpoint import uses
 from .classify import OWN_LIMIT
+from .growing import leaks, results
 from .lines import RESTART, allocator_option, variable
 from .marks import names_read
 from .other_options import left_out, read_before, refused, smaller
@@ -180,19 +181,27 @@ def _variables(c: Case) -> list[NextStep]:
     held = [h for h in c.where.holders if h.kind == "variable" and (h.nbytes or 0) >= MIB]
     held = [h for h in held if not issubclass(type(c.s.names().get(h.name)), BaseException)]
     held = [h for h in held if not uses(h.name, c.node_names, c.s.namespace)]  # the statement needs it itself
-    room = c.where.room
-    missing = max(c.s.need or 0, c.request) - (room.total if room else 0)
+    missing = _missing(c)
     enough, sum_of = [], 0
     for one in held[:MOST]:
         enough.append(one)
         sum_of += one.nbytes or 0
         if sum_of >= missing:
             break
-    if sum_of < missing:  # those that count for something
-        enough = [h for h in held if (h.nbytes or 0) >= c.request // 2][:2]
-    return [
-        NextStep(f"{h.name} holds {bytes_text(h.nbytes)}; if it is no longer needed", f"del {h.name}") for h in enough
-    ]
+    if not enough or sum_of < missing:  # all that may be let go of would not do
+        return []
+    names = [one.name for one in enough]
+    if len(names) == 1:
+        return [NextStep(f"{names[0]} holds {bytes_text(sum_of)}; if it is no longer needed", f"del {names[0]}")]
+    which = f"{', '.join(names[:-1])} and {names[-1]}"
+    why = f"{which} hold {bytes_text(sum_of)}, together enough; if they are no longer needed"
+    return [NextStep(why, f"del {', '.join(names)}")]
+
+
+def _missing(c: Case) -> int:
+    """Bytes that the statement needs and that are not free."""
+    room = c.where.room
+    return max(c.s.need or 0, c.request) - (room.total if room else 0)
 
 
 RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
@@ -206,6 +215,8 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     _too_large,
     refused,
     _others,
+    leaks,
+    results,
     _limited,
     _holders,
     _fragmented,

@@ -12,12 +12,14 @@ from types import FrameType, FunctionType, GeneratorType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..memory.parts import type_name
+from ..memory.saved import SHOWN, Graphs, Kept, gathered, graphs, sizes_text, spoken
 from ..memory.variables import Held, Root, Search
+from .called import Lines
 
 if TYPE_CHECKING:
     from ..memory.allocator import Allocator
 
-__all__ = ["ANONYMOUS", "BELOW", "Cycles", "Holder", "holders", "holding_types"]
+__all__ = ["ANONYMOUS", "BELOW", "Cycles", "Found", "Holder", "holders", "holding_types", "look"]
 
 ANONYMOUS = frozenset(
     {"dict", "list", "tuple", "set", "frozenset", "defaultdict", "OrderedDict", "deque", "cell", "mappingproxy"}
@@ -38,11 +40,20 @@ LEVELS = 2
 
 
 @dataclass(frozen=True)
+class Found:
+    """The rows of the report; through which names graphs are kept; containers that hold several tensors."""
+
+    holders: list[Holder]
+    kept: tuple[Kept, ...] = ()
+    gathered: tuple[Kept, ...] = ()
+
+
+@dataclass(frozen=True)
 class Holder:
     """Bytes of one device that one thing holds.
 
-    `kind` is ``variable``, ``output``, ``traceback``, ``unreached``, ``below-python``, ``private-pool``, ``cached``,
-    ``fragmented``, ``library-pool``, ``process``, ``context``, ``driver``.
+    `kind` is ``variable``, ``output``, ``traceback``, ``autograd``, ``unreached``, ``below-python``, ``private-pool``,
+    ``cached``, ``fragmented``, ``library-pool``, ``process``, ``context``, ``driver``.
     """
 
     kind: str
@@ -59,16 +70,58 @@ def holders(
     device: int,
     allocated: int | None = None,
 ) -> list[Holder]:
-    """One row for each root that holds memory of `device`, then what no root reaches; largest first.
+    """The rows of `look`."""
+    return look(allocator, namespace, roots, device, allocated).holders
+
+
+def look(
+    allocator: Allocator,
+    namespace: Mapping[str, Any],
+    roots: Iterable[Root],
+    device: int,
+    allocated: int | None = None,
+    *,
+    error: BaseException | None = None,
+) -> Found:
+    """One row for each root that holds memory of `device`, what autograd saved, what no root reaches; largest first.
 
     `allocated` are the bytes that there are in all: what the roots do not reach is looked for where it is worth it.
+    The frames of `error` tell the lines at which modules were called.
     """
     little = max(LITTLE, (allocated or 0) // 100)
     search = Search(allocator, namespace, device, enough=None if allocated is None else allocated - little)
-    found = [Holder(h.kind, h.name, h.nbytes, h.cuda, _detail(h)) for h in search.held(roots)]
+    held = search.held(roots)
+    kept = graphs(search)
+    lists = gathered(search)
+    moved, rows = set(kept.moved), []
+    for one, storages in lists:
+        left = [storage for storage in storages if storage not in moved]
+        if one.local and one.nbytes > little and len(left) > 1:  # a list that a function of the failed call fills
+            moved.update(left)
+            nbytes = sum(search.by_storage[storage][3] for storage in left)
+            rows.append(Holder("traceback", f"{one.name} of {one.local}", nbytes, device, f"{len(left)} tensors"))
+    found = [Holder(h.kind, h.name, h.nbytes, h.cuda, _detail(h)) for h in search.without(held, moved)] + rows
+    found += _saved(kept, Lines(error, namespace, search) if error is not None else None)
     if allocated is None or allocated - sum(h.nbytes or 0 for h in found) > little:
         found += _unreached(search)
-    return sorted(found, key=lambda h: -(h.nbytes or 0))
+    return Found(sorted(found, key=lambda h: -(h.nbytes or 0)), kept.kept, tuple(one for one, _ in lists))
+
+
+def _saved(kept: Graphs, lines: Lines | None) -> list[Holder]:
+    rows = []
+    for place in kept.places[:SHOWN]:
+        names = [
+            f"{name} of {local}" if local else name for name, local in map(spoken, place.through) if local != "forward"
+        ]
+        said = [sizes_text(place.sizes), f"kept through {', '.join(names[:2])}" if names else ""]
+        said.append(lines.of(place) if lines is not None else "")
+        name = f"saved for backward by {place.name}"
+        rows.append(Holder("autograd", name, place.nbytes, place.device, ", ".join(filter(None, said))))
+    rest = kept.places[SHOWN:]
+    if rest:
+        name = f"saved for backward by {len(rest)} more modules and operations"
+        rows.append(Holder("autograd", name, sum(place.nbytes for place in rest), rest[0].device))
+    return rows
 
 
 def _detail(held: Held) -> str:

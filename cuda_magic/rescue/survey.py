@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ..devices.processes import describe
 from ..kernel import holders as kernel
 from ..machine import machine
 from ..memory.pools import pools
+from ..memory.saved import Kept
 from ..memory.variables import Root, tracebacks, user_variables
 from ..render.units import bytes_text
-from .owners import Holder, holders
-from .situation import Room, Situation
+from .called import trees
+from .owners import Found, Holder, look
+from .situation import Room, Situation, room_of
 
-__all__ = ["Survey", "survey"]
+__all__ = ["Survey", "at_failure", "survey"]
+
+if TYPE_CHECKING:
+    from ..memory.allocator import Allocator
 
 MIB = 1 << 20
 
@@ -31,6 +39,12 @@ class Survey:
     """Held by other processes."""
     elsewhere: tuple[tuple[int, int], ...] = field(default=())
     """(index, free bytes) of the machine's other devices, most free first."""
+    kept: tuple[Kept, ...] = ()
+    """Names through which graphs of autograd's are kept, and the bytes that were saved in them."""
+    gathered: tuple[Kept, ...] = ()
+    """Containers that hold several tensors."""
+    trees: tuple[ast.AST, ...] = ()
+    """The functions whose variables those are."""
 
 
 def survey(s: Situation, error: BaseException | None) -> Survey:
@@ -46,11 +60,27 @@ def survey(s: Situation, error: BaseException | None) -> Survey:
             gc.enable()
 
 
+def at_failure(
+    allocator: Allocator | None, namespace: Mapping[str, Any], shell: Any, device: int | None, error: BaseException
+) -> Found | None:
+    """What the names kept when the statement failed, to be put into a situation's `memory`. It holds no tensor.
+
+    For where the frames of the error are forgotten before the report is made. None where nothing can be read.
+    """
+    room = room_of(allocator, device)
+    if allocator is None or device is None or room is None:
+        return None
+    roots = [*user_variables(namespace, shell), Root("traceback", "this cell's own error", error)]
+    return look(allocator, namespace, roots, device, room.allocated, error=error)
+
+
 def _survey(s: Situation, error: BaseException | None) -> Survey:
     found: list[Holder] = []
+    seen = Found([])
     room = s.room()
     if s.allocator is not None and s.device is not None and room is not None:
-        found += holders(s.allocator, s.namespace, _roots(s, error), s.device, room.allocated)
+        seen = look(s.allocator, s.namespace, _roots(s, error), s.device, room.allocated, error=error)
+        found += seen.holders
         named = sum(h.nbytes or 0 for h in found)
         if room.allocated - named - room.pools > MIB:
             found.append(
@@ -59,7 +89,7 @@ def _survey(s: Situation, error: BaseException | None) -> Survey:
                     "below Python",
                     room.allocated - named - room.pools,
                     s.device,
-                    "what autograd saved, workspaces, tensors of C++ code",
+                    "workspaces, tensors of C++ code, graphs of autograd's that no variable leads to",
                 )
             )
         if room.pools:
@@ -79,7 +109,12 @@ def _survey(s: Situation, error: BaseException | None) -> Survey:
     capacity = s.fault.sizes.capacity
     if capacity is None and card is not None and card.memory.total is not None:
         capacity = card.memory.total - (card.memory.reserved or 0)
-    return Survey(tuple(found), room, capacity, s.others(), _elsewhere(s))
+    before = s.memory.get("at failure")
+    if before is not None and not seen.kept:  # the frames of the failure are gone, and what they held with them
+        seen = Found(seen.holders, before.kept, seen.gathered or before.gathered)
+    local = {one.local for one in (*seen.kept, *seen.gathered) if one.local}
+    text = tuple(trees(error, local)) if local else ()
+    return Survey(tuple(found), room, capacity, s.others(), _elsewhere(s), seen.kept, seen.gathered, text)
 
 
 def _roots(s: Situation, error: BaseException | None) -> list[Root]:

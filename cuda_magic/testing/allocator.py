@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 from ..errors import Refused
-from ..memory.allocator import Reserve, Segment, Stats, Storage, Survey
+from ..memory.allocator import Reserve, Saved, Segment, Stats, Storage, Survey
 from ..memory.compaction.rules import Rules
 from ..memory.torch import allocator as _torchs
 from .caching import Block, Caching
@@ -188,6 +188,9 @@ class PracticeAllocator:
 
     def kind_of(self, value: Any) -> str:
         return "tensor" if type(value) is PracticeTensor else ""
+
+    def saved(self, groups: Sequence[Sequence[Any]], modules: Iterable[tuple[str, Any]]) -> list[Saved]:
+        return []
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
         if not self.cards[device].started:

@@ -201,8 +201,10 @@ class _CpuAllocator(TorchAllocator):
         return []
 
     def owners(self, among: Iterable[Any] | None = None) -> Iterator[tuple[Any, int, int, int]]:
-        read = self.torch._C.TensorBase.untyped_storage
-        return scan.owners(self.torch, among, lambda tensor: self.count.knows(read(tensor)))
+        return scan.owners(self.torch, among, self._on_card)
+
+    def _on_card(self, tensor: Any) -> bool:
+        return self.count.knows(self.torch._C.TensorBase.untyped_storage(tensor))
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
         return "" if doing == "save" else "the practice card has no heap in which tensors could be moved"

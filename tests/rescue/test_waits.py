@@ -50,13 +50,14 @@ class Walks:
 
 
 FAIL = "y = torch.empty(12 << 20)"
+CHEAP = ("holders", "collect", "caches")
 
 
 def walks(cells, monkeypatch, tensors: int, setup: str) -> Walks:
     cells.plain(setup.format(tensors))
     with monkeypatch.context() as patch:
         found = Walks(patch)
-        assert cells.guard(FAIL) is not None
+        assert cells.guard(FAIL, only=CHEAP) is not None
     for name in ("held", "big"):
         cells.names.pop(name, None)
     gc.collect()
@@ -74,7 +75,7 @@ def walks(cells, monkeypatch, tensors: int, setup: str) -> Walks:
 def test_walks_of_the_heap_do_not_grow_with_the_tensors(card, monkeypatch, setup):
     """Ten tensors and a thousand: as many walks, none asked of more than a few objects."""
     few, many = (walks(card, monkeypatch, count, setup) for count in (10, 1000))
-    assert many.counts["collect"] == few.counts["collect"] == 1
+    assert many.counts["collect"] == few.counts["collect"] <= 2
     for found in (few, many):
         assert found.counts["get_objects"] <= 6, found.counts
         assert found.counts["get_referrers"] <= 5, found.counts
@@ -136,7 +137,7 @@ def test_the_search_ends_where_everything_is_found(card):
 def test_a_lazy_module_that_has_not_run_is_passed_by(card):
     """Its parameters have no storage: neither the report nor %gpu_mem --who fails, and what lies beside is found."""
     card.plain("lazy = torch.nn.LazyLinear(8); lazies = [torch.nn.LazyConv2d(4, 3)]; big = torch.empty(8 << 20)")
-    assert card.guard(FAIL) is not None
+    assert card.guard(FAIL, only=CHEAP) is not None
     assert [(h.name, h.nbytes) for h in card.report.holders if h.kind == "variable"] == [("big", 32 * MIB)]
     assert [held.name for held in who(card.names).held] == ["big"]
     assert "big" in repr(card.report)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from ..allocator import Ops, Segment, Stats, Storage, Survey
+from ..allocator import Ops, Saved, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
 from . import (
     changes,
@@ -158,6 +158,14 @@ class TorchAllocator:
 
     def kind_of(self, value: Any) -> str:
         return scan.kind_of(self.torch, value)
+
+    def saved(self, groups: Sequence[Sequence[Any]], modules: Iterable[tuple[str, Any]]) -> list[Saved]:
+        from . import graph
+
+        return graph.saved(self.torch, groups, modules, self._on_card)
+
+    def _on_card(self, tensor: Any) -> bool:
+        return bool(tensor.is_cuda)
 
     def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
         if not self._ready(device):

@@ -9,9 +9,9 @@ from ..allocator import Storage
 from . import safety
 from .reach import reach
 
-__all__ = ["kind_of", "owners", "storages", "storages_of", "tensors"]
+__all__ = ["UNREADABLE", "kind_of", "owners", "storages", "storages_of", "tensors"]
 
-_UNREADABLE = (RuntimeError, NotImplementedError, ReferenceError, TypeError, ValueError)
+UNREADABLE = (RuntimeError, NotImplementedError, ReferenceError, TypeError, ValueError)
 """What a subclass without storage raises, or one that is half torn down. What a class of the user's would do with these
 questions (``__torch_function__``: the parameters of a lazy module that has not run raise there) is not run."""
 
@@ -34,7 +34,7 @@ def _usable(torch: Any, reached: list[Any], wanted: Callable[[Any], bool] = _on_
                 # a gradient may have no Python object yet
                 grad = found.grad if found.requires_grad and found.is_leaf else None
                 grad = grad if grad is not None and wanted(grad) else None
-        except _UNREADABLE:
+        except UNREADABLE:
             continue
         if one is not None:
             yield one
@@ -61,7 +61,7 @@ def owners(
             with torch._C.DisableTorchFunction():
                 storage = read(tensor)
                 row = tensor, tensor.device.index or 0, storage._cdata, storage.nbytes()
-        except _UNREADABLE:
+        except UNREADABLE:
             continue
         yield row
 
@@ -73,7 +73,7 @@ def kind_of(torch: Any, value: Any) -> str:
         try:
             with torch._C.DisableTorchFunction():
                 return "graph" if torch._C.TensorBase.grad_fn.__get__(value) is not None else "tensor"
-        except _UNREADABLE:
+        except UNREADABLE:
             return "tensor"
     return "module" if issubclass(kind, torch.nn.Module) else ""
 
@@ -104,7 +104,7 @@ def storages_of(
                     continue
                 handle = read(tensor)
                 key, nbytes = handle._cdata, handle.nbytes()
-        except _UNREADABLE:
+        except UNREADABLE:
             continue
         known = found.get(key)
         if not nbytes or (known is not None and (known.reason or not consumers)):
