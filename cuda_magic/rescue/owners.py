@@ -35,6 +35,7 @@ CHUNK = 200
 """Objects that are asked together what they refer to."""
 MOST = 16
 """Objects whose holders are asked for in one walk of the heap."""
+GENERATIONS = 3
 LEVELS = 2
 """Containers around one another that are asked for."""
 
@@ -158,7 +159,7 @@ def _unreached(search: Search) -> list[Holder]:
 
 
 def holding_types(
-    tensors: list[Any], sizes: Mapping[int, int], own: Iterable[Any] = (), newest: list[Any] | None = None
+    tensors: list[Any], sizes: Mapping[int, int], own: Iterable[Any] = (), newest: list[list[Any]] | None = None
 ) -> dict[int, str]:
     """{id(tensor): what holds it}: the type of an object, a function, a module; a container where nobody else is found.
 
@@ -174,14 +175,14 @@ def holding_types(
     own
         Our own lists of them.
     newest
-        The objects to look through: then what they do not tell of a tensor is not asked for.
+        The objects to look through, in pieces: what they do not tell of a tensor is not asked for then.
     """
     if not tensors:
         return {}
     wanted = {id(tensor): (id(tensor),) for tensor in tensors}
     seen = {id(tensors), *map(id, own)}
     names: dict[int, str] = {}
-    found = _newest(wanted, seen, gc.get_objects() if newest is None else newest)
+    found = _newest(wanted, seen, _by_age() if newest is None else newest)
     held = {id(part) for _, parts in found for part in parts}
     left = [tensor for tensor in tensors if id(tensor) not in held][:MOST]
     seen |= {id(left), id(found)}
@@ -223,13 +224,12 @@ def _holding(holders: Iterable[Any], wanted: Mapping[int, Any], own: set[int]) -
     return found
 
 
-def _newest(wanted: Mapping[int, Any], own: set[int], everything: list[Any]) -> list[tuple[Any, list[Any]]]:
+def _newest(wanted: Mapping[int, Any], own: set[int], chunks: Iterable[list[Any]]) -> list[tuple[Any, list[Any]]]:
     """What refers to wanted objects, the newest of all first, until the time is over."""
-    own.add(id(everything))
     found: list[tuple[Any, list[Any]]] = []
     ids = set(wanted)
     ends = time.perf_counter() + SECONDS
-    for some in _backwards(everything, CHUNK):
+    for some in chunks:
         if not ids.isdisjoint(map(id, gc.get_referents(*some))):
             more = _holding(some, wanted, own)
             found += more
@@ -239,8 +239,12 @@ def _newest(wanted: Mapping[int, Any], own: set[int], everything: list[Any]) -> 
     return found
 
 
-def _backwards(everything: list[Any], size: int) -> Iterator[list[Any]]:
-    return (everything[max(0, last - size) : last] for last in range(len(everything), 0, -size))
+def _by_age() -> Iterator[list[Any]]:
+    """What the collector tracks, in pieces, the newest first: a generation has its newest objects at its end."""
+    for generation in range(GENERATIONS):
+        everything = gc.get_objects(generation)
+        for last in range(len(everything), 0, -CHUNK):
+            yield everything[max(0, last - CHUNK) : last]
 
 
 def _label(holder: Any, part: Any) -> str:
@@ -266,22 +270,21 @@ class Cycles:
     """
 
     def __init__(self, allocator: Allocator, device: int) -> None:
-        everything = gc.get_objects()
-        tensors, looked = self._tensors(allocator, everything)
+        tensors, looked = self._tensors(allocator)
         of = {id(one): (where, key, nbytes) for one, where, key, nbytes in allocator.owners(tensors) if where == device}
         tensors = [one for one in tensors if id(one) in of]
-        names = holding_types(tensors, {key: row[2] for key, row in of.items()}, [everything], everything[-looked:])
+        names = holding_types(tensors, {key: row[2] for key, row in of.items()}, [*looked, looked], looked)
         self._noted = [(weakref.ref(one), of[id(one)], names.get(id(one), BELOW)) for one in tensors]
 
     @staticmethod
-    def _tensors(allocator: Allocator, everything: list[Any]) -> tuple[list[Any], int]:
-        """The newest tensors, and how many objects were looked at."""
+    def _tensors(allocator: Allocator) -> tuple[list[Any], list[list[Any]]]:
+        """The newest tensors, and the objects that were looked at."""
         ends = time.perf_counter() + SECONDS
         known: dict[type, bool] = {}
         found: list[Any] = []
-        looked = 0
-        for some in _backwards(everything, 10 * CHUNK):
-            looked += len(some)
+        looked = []
+        for some in _by_age():
+            looked.append(some)
             kinds = set(map(type, some))
             if not kinds <= known.keys():
                 for one in some:
