@@ -309,14 +309,14 @@ def train(layers: int, width: int, steps: int = 6) -> dict[str, Any]:
 
 CELLS = (
     ("plain", None, ""),
-    ("activations", 4.0, "--only activations"),
-    ("page at the call", 4.0, "--retry-at-call"),
-    ("the ladder without page", 4.0, "--without page"),
-    ("as it comes", 4.0, ""),
-    ("activations", 2.5, "--only activations"),
-    ("page at the call", 2.5, "--retry-at-call"),
-    ("the ladder without page", 2.5, "--without page"),
-    ("as it comes", 2.5, ""),
+    ("activations", 4.0, "--repeat --only activations"),
+    ("page at the call", 4.0, "--repeat"),
+    ("the ladder without page", 4.0, "--repeat --without page"),
+    ("as it comes", 4.0, "--repeat"),
+    ("activations", 2.5, "--repeat --only activations"),
+    ("page at the call", 2.5, "--repeat"),
+    ("the ladder without page", 2.5, "--repeat --without page"),
+    ("as it comes", 2.5, "--repeat"),
 )
 
 

@@ -88,7 +88,8 @@ def _lightning(case: Case) -> str:
 
 
 def _guard(case: Case) -> str:
-    return f"%%cuda_guard --report report {case.options}".rstrip() + "\n" + case.request
+    again = "--repeat " if case.again else ""
+    return f"%%cuda_guard {again}--report report {case.options}".rstrip() + "\n" + case.request
 
 
 WAYS = (

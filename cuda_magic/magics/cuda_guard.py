@@ -35,7 +35,7 @@ SPEC = Spec(
     name="cuda_guard",
     summary=(
         "Run the cell exactly as it would run without this line;"
-        " on out of GPU memory make room and repeat the statement."
+        " on out of GPU memory make room, and repeat what had done nothing yet."
     ),
     options=(
         Option("--retries", "repeats of one statement (3)", "N", {"type": int}),
@@ -50,12 +50,9 @@ SPEC = Spec(
             "NAME=EXPR ...",
             {"nargs": "+", "action": "extend", "dest": "otherwise", "metavar": "NAME=EXPR"},
         ),
-        Option("--checkpoint", "keep the state of these objects on the host, put it back before a repeat", "NAME,..."),
-        Option("--repeat-anyway", "repeat a statement although it changed what cannot be put back"),
-        Option("--retry-at-call", "watch each operation from the start: one that runs out of memory is repeated alone"),
+        Option("--repeat", "the statement may run again from its start: only you can know that"),
         Option("--free-outputs", "let go of shown values (Out, _) that hold GPU memory too"),
         Option("--no-move", "never move tensors on the card"),
-        Option("--move-anyway", "move tensors although something may remember their addresses"),
         Option("--only", "use these rungs alone", "RUNG,...", {}, NAMES),
         Option("--without", "leave these rungs out", "RUNG,...", {}, NAMES),
         Option("--park", "tensors that make room wait on this other card and not on the host", "DEVICE"),
@@ -72,8 +69,7 @@ SPEC = Spec(
         ("%%cuda_guard --shrink bs --grow accum", "the same, with as many more steps of accumulation"),
         ("%%cuda_guard --wait 60", "wait up to a minute for other processes"),
         ("%%cuda_guard --else device='cpu'", "at last, with another value"),
-        ("%%cuda_guard --checkpoint model,optimizer", "a training loop that may start again"),
-        ("%%cuda_guard --retry-at-call", "a training loop that goes on at the very operation that failed"),
+        ("%%cuda_guard --repeat", "a statement that can run again without harm, such as an evaluation"),
         ("%%cuda_guard --only holders,collect,caches", "no more than what costs nothing"),
         ("%%cuda_guard --reserve 1GiB", "1 GiB more at the moment when it is needed, nothing repeated"),
         ("%%cuda_guard --park cuda:1", "what has to make room waits on the other card"),
@@ -159,9 +155,7 @@ def _line(magics: Any, line: str, made: Any, given: Any) -> Any:
 
 def close() -> None:
     """Forget the last report (on unloading), and bring back what still waits elsewhere."""
-    from ..rescue.marker import forget
     from ..rescue.waiting import bring_back
 
-    forget()
     _last.clear()
     bring_back()

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import UserError, nearest
-from ..rescue.options import NAMES, RUNGS, GuardOptions, other_card, shrunk, whole_number
+from ..rescue.options import GONE, NAMES, RUNGS, GuardOptions, other_card, shrunk, whole_number
 from ..rescue.report import Report
 from .cuda_guard import SPEC
 
@@ -106,7 +106,6 @@ def _check_rungs(given: Any) -> None:
     for option, value, *rungs in (
         *((how.split()[0], asked[rung], rung) for rung, how in _ASKED_FOR.items()),
         ("--park", given.park, "spill", "activations", "page"),
-        ("--retry-at-call", given.retry_at_call, "retry"),
     ):
         if not value:
             continue
@@ -160,10 +159,12 @@ def options(line: str, settings: Any) -> tuple[GuardOptions, Any]:
 
 @lru_cache(maxsize=32)
 def _options(line: str, default_retries: int, default_wait: float, default_quiet: bool) -> tuple[GuardOptions, Any]:
-    given = SPEC.parse([_bare(word) for word in words(line)])
+    typed = [_bare(word) for word in words(line)]
+    gone = next((flag for word in typed if (flag := word.partition("=")[0]) in GONE), None)
+    if gone is not None:
+        raise UserError(f"cuda_guard: {gone} is gone: {GONE[gone]}.")
+    given = SPEC.parse(typed)
     otherwise = _otherwise(given.otherwise)
-    if given.no_move and given.move_anyway:
-        raise UserError("cuda_guard: --no-move and --move-anyway contradict each other.")
     if given.grow and not given.shrink:
         raise UserError("cuda_guard: --grow needs --shrink NAME, whose variable goes down.")
     _check_rungs(given)
@@ -173,7 +174,6 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
         raise UserError(f"cuda_guard: --retries is 0 or more, not {retries}.")
     if not wait >= 0:  # so that nan is refused too
         raise UserError(f"cuda_guard: --wait is 0 seconds or more, not {wait:g}.")
-    checkpoint = _listed(given.checkpoint, "--checkpoint", "one object, as in model,optimizer")
     shrink = None
     if given.shrink is not None:
         shrink = shrunk(given.shrink, "cuda_guard: --shrink")
@@ -183,14 +183,12 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
     made = GuardOptions(
         retries=retries,
         wait=wait,
+        wait_is_set=given.wait is None,
         shrink=shrink,
         grow=_name(given.grow, "--grow") if given.grow else None,
         otherwise=otherwise,
-        checkpoint=tuple(_name(name, "--checkpoint") for name in checkpoint),
-        repeat_anyway=given.repeat_anyway,
-        retry_at_call=given.retry_at_call,
+        repeat=given.repeat,
         no_move=given.no_move,
-        move_anyway=given.move_anyway,
         free_outputs=given.free_outputs,
         only=_rungs(given.only, "--only"),
         without=_rungs(given.without, "--without"),
@@ -239,12 +237,11 @@ def _wrong(made: GuardOptions, shell: Any, assigned: frozenset[str]) -> Iterator
     """(option, what is wrong with it), in the order of their fields."""
     names: Mapping[Any, Any] = shell.user_ns
     floor = made.shrink[1] if made.shrink else 1
-    asked = [("checkpoint", "--checkpoint", name) for name in made.checkpoint]
-    asked += [("otherwise", "--else", name) for name, _ in made.otherwise]
+    asked = [("otherwise", "--else", name) for name, _ in made.otherwise]
     asked += [("shrink", "--shrink", made.shrink[0])] if made.shrink else []
     asked += [("grow", "--grow", made.grow)] if made.grow else []
     for option, flag, name in asked:
-        if option != "checkpoint" and name in assigned:
+        if name in assigned:
             yield (
                 option,
                 (

@@ -181,20 +181,18 @@ class Ops(Protocol):
         """Ops that run out of memory inside are repeated, where that is the same, once `rescue` made room."""
         ...
 
-    def page_refused(self, device: int, *, anyway: bool = False) -> str:
+    def page_refused(self, device: int) -> str:
         """Why nothing may be paged now, or an empty string."""
         ...
 
-    def start_paging(self, device: int, *, anyway: bool = False, place: str | None = None) -> int:
+    def start_paging(self, device: int, *, place: str | None = None) -> int:
         """Inside `at_call`: tensors leave from now on when an op finds no room; how many bytes may.
 
         `place` as for `Allocator.park`. Raises Refused where there is no such place.
         """
         ...
 
-    def paging(
-        self, device: int, *, anyway: bool = False, place: str | None = None
-    ) -> AbstractContextManager[None]: ...
+    def paging(self, device: int, *, place: str | None = None) -> AbstractContextManager[None]: ...
 
     def leave(self, device: int, nbytes: int) -> int:
         """Send tensors away until so many bytes are free; how many were."""
@@ -267,10 +265,10 @@ class Allocator(Protocol):
         ...
 
     # -- live storages and moving
-    def storages(self, device: int, *, doing: str = "move", anyway: bool = False) -> list[Storage]:
+    def storages(self, device: int, *, doing: str = "move") -> list[Storage]:
         """Every storage that the garbage collector can reach, each once, with why it may not be moved.
 
-        `doing` is ``move`` or ``park``; with `anyway` the reasons that ``--move-anyway`` lifts are left out.
+        `doing` is ``move`` or ``park``.
         """
         ...
 
@@ -289,18 +287,15 @@ class Allocator(Protocol):
         """What autograd keeps behind these tensors, those of one name together; (name, module) name the places."""
         ...
 
-    def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
-        """Why nothing may be moved (or parked) now: a live CUDA graph, other threads, ...; or an empty string.
-
-        With `anyway` only the reasons that hold under ``--move-anyway`` too.
-        """
+    def moving_refused(self, device: int, *, doing: str = "move") -> str:
+        """Why nothing may be moved (or parked) now: a live CUDA graph, other threads, ...; or an empty string."""
         ...
 
     def rules(self) -> Rules:
         """The sizes that the allocator uses under its settings."""
         ...
 
-    def survey(self, device: int, *, anyway: bool = False) -> Survey:
+    def survey(self, device: int) -> Survey:
         """What a compaction starts from. Waits for the device, empties the cache, moves nothing."""
         ...
 
@@ -339,9 +334,7 @@ class Allocator(Protocol):
         """Objects that one of its objects leads to below Python: a tensor's gradient, the base of a view."""
         ...
 
-    def unused(
-        self, device: int, idle: Callable[[Any], bool], *, anyway: bool = False
-    ) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
+    def unused(self, device: int, idle: Callable[[Any], bool]) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
         """Storages that only idle tensors reach and that may be parked, largest first, each with one of its tensors.
 
         The second are the bytes, by reason, of those that only idle tensors reach and that may not.
@@ -428,50 +421,6 @@ class Allocator(Protocol):
     def random_state(self) -> Any: ...
 
     def set_random_state(self, state: Any) -> None: ...
-
-    # -- what a failed attempt may have changed and cannot be put back
-    def follows(self, value: Any) -> bool:
-        """Whether `watch` may find tensors in a value that stands under a name."""
-        ...
-
-    def watch(
-        self,
-        namespace: Iterable[Any],
-        last: Any = None,
-        walk: bool = True,
-        *,
-        steps: bool | None = False,
-        older: str = "",
-    ) -> Any:
-        """A cheap mark of tensors' versions, gradients and optimizers' steps before a statement.
-
-        `last` is the mark before the statement that ran before: what it found out may be used again. Without `walk`
-        that statement is not taken to have changed which tensors a module has; if it has, `changed` says so. With
-        `steps` the next one changes an optimizer's state by its step alone, or where None not at all. `older` says
-        what may be as old as `last`: ``versions`` of parameters, or ``all`` of them; what changed in between then
-        counts as changed by the next one.
-        """
-        ...
-
-    def before_call(self, value: Any, method: str) -> Any:
-        """A mark, as from `watch`, before a statement that only calls this method; None: all is to be marked."""
-        ...
-
-    def before_computing(self, used: Iterable[Any], called: Iterable[Any], words: Iterable[tuple[Any, str]]) -> Any:
-        """A mark before a statement of nothing but names, calls and operators; None: it may do more than compute.
-
-        `used` are its values, `called` those that it calls, `words` its attributes: (the library's module whose
-        member it is or None, its name). The mark has ``draws``: whether random numbers may be drawn.
-        """
-        ...
-
-    def changed(self, mark: Any) -> list[str]:
-        """Sentences naming what has changed since `mark` and cannot be put back; empty when nothing did."""
-        ...
-
-    def undo(self, mark: Any) -> None:
-        """Put back what `changed` passes over, since it can be: gradients that were not there before."""
-        ...
 
 
 def largest_free(segments: Iterable[Segment]) -> int:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from psutil import virtual_memory
 
 from ..render.units import bytes_text
-from .checkpoint import uses
 from .classify import OWN_LIMIT
 from .growing import leaks, results
 from .lines import RESTART, allocator_option, variable
-from .marks import names_read
-from .other_options import left_out, read_before, refused, smaller
+from .other_options import left_out, other_ranks, read_before, refused, smaller
+from .reads import names_read, uses
 from .situation import CONTEXT, Situation
 from .step import Case, NextStep
 from .survey import Survey
@@ -213,7 +212,7 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     _worker,
     _own_limit,
     _too_large,
-    refused,
+    other_ranks,
     _others,
     leaks,
     results,
@@ -225,6 +224,7 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     left_out,
     smaller,
     _variables,
+    refused,
 )
 
 

@@ -113,7 +113,7 @@ class AtCall:
                 return did, freed
         if self._may_page(device):
             try:
-                self.ops.start_paging(device, anyway=self.options.move_anyway, place=self.options.park)
+                self.ops.start_paging(device, place=self.options.park)
             except Refused as refused:
                 self._tell(f"nothing was paged at the call: {refused}")
                 return "", 0
@@ -143,7 +143,7 @@ class AtCall:
         asked_for = self.options.shrink or self.options.otherwise or self.options.wait > 0
         if asked_for and "page" not in self.options.only:
             return False  # what the user named comes before page, and only the ladder can do it
-        refused = self.ops.page_refused(device, anyway=self.options.move_anyway)
+        refused = self.ops.page_refused(device)
         if refused:
             self._tell(f"nothing was paged at the call: {refused}")
         return not refused

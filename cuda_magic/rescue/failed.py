@@ -1,4 +1,4 @@
-"""After the failure of a statement: what it was, whether a repeat would give the same numbers, and the way there."""
+"""After the failure of a statement: what it was, whether the statement may run again, and the way there."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..machine import machine
-from . import figures, marks, randomness
+from ..memory.torch import ranks
+from . import figures, randomness
 from .classify import classify, judge
-from .guard import NO_MARKS
+from .first_call import why_not
 from .ladder import climb
 from .outcome import read_devices
-from .paths import readable
+from .reads import names_read
 from .repeated import find
 from .situation import Situation, device_of, room_of
 
 if TYPE_CHECKING:
     from ..cells.rescuer import Step
-    from ..memory.allocator import Allocator
-    from .guard import GuardRun, Trial
+    from .guard import GuardRun
     from .ladder import RungResult
 
 __all__ = ["noticed", "recover"]
@@ -29,7 +29,7 @@ OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "page", "cud
 """Rungs whose repeats are not counted by --retries: each is tried once, or ends by itself."""
 
 
-def noticed(run: GuardRun, error: BaseException) -> bool:
+def noticed(run: GuardRun, error: BaseException, step: Step) -> bool:
     """Whether to try a rescue from `error` (see `cuda_magic.cells.rescuer.Rescuer.noticed`)."""
     run.attempt_ended()
     trial, options = run.trial, run.options
@@ -55,9 +55,10 @@ def noticed(run: GuardRun, error: BaseException) -> bool:
     trial.held = _held(room.allocated, fault.sizes.allocated) if room is not None else None
     signature = (fault.kind.id, fault.sizes.requested, trial.held or fault.sizes.allocated)
     trial.stuck, trial.signature = signature == trial.signature, signature
-    refused = (trial.marks or NO_MARKS).entered(run.namespace)
-    if not options.repeat_anyway:
-        refused += _changed(run, allocator)
+    refused = ranks.changed(trial.ranks, run.namespace)
+    if not refused and not options.consent:
+        reason = why_not(error, step, run.namespace)
+        refused = [reason] if reason else []
     trial.refused = tuple(refused)
     if refused:
         trial.status = "refused"
@@ -69,15 +70,27 @@ def noticed(run: GuardRun, error: BaseException) -> bool:
 
 
 def _made_by_the_repeat(run: GuardRun, error: BaseException) -> bool:
-    """Whether a plain run would not have met this error: then the earlier fault stands."""
-    if run.trial.attempts < 2 or run.trial.fault is None:
+    """Whether a repeat ended in an error of its own: then the memory error of the first attempt stands.
+
+    A statement whose first call failed had done nothing yet: what its repeat raises is the user's.
+    """
+    if run.trial.attempts < 2 or run.trial.fault is None or not isinstance(error, Exception):
         return False
     row = find(error)
-    if row is None:
+    if row is None and not run.options.consent:
         return False
-    run.notes.append(row.why)
-    run.trial.over = not row.ladder
+    run.notes.append(row.why if row is not None else f"the repeat ended with {_line(error)}")
+    run.trial.over = row is None or not row.ladder
     return True
+
+
+def _line(error: BaseException) -> str:
+    """An error in one line, whatever its class does."""
+    try:
+        text = str(error).partition("\n")[0]
+    except Exception:  # noqa: BLE001 - it may be of a class of the user's
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _held(now: int, told: int | None) -> int:
@@ -88,12 +101,6 @@ def _held(now: int, told: int | None) -> int:
     return told if told is not None and told > now + (16 << 20) else now
 
 
-def _changed(run: GuardRun, allocator: Allocator | None) -> list[str]:
-    if run.trial.marks is None:
-        return ["what it may change could not be marked"]
-    return readable(run.trial.marks.changed(run.namespace, allocator), run.namespace, allocator)
-
-
 def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[str, ...]) -> bool:
     """Make room; whether to repeat the statement (see `cuda_magic.cells.rescuer.Rescuer.recover`)."""
     trial, options = run.trial, run.options
@@ -101,14 +108,11 @@ def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[st
     if trial.over:
         trial.status = "failed"
         return False
-    gone = [name for name in lost if name not in trial.kept]
-    if gone and not options.repeat_anyway:
-        trial.refused = (f"rebound, the earlier value is gone: {', '.join(gone)}",)
+    if lost and options.consent:  # else nothing was bound
+        trial.refused = (f"the earlier value of {', '.join(lost)} is gone",)
         trial.status = "refused"
         return False
     allocator = machine().allocator()
-    if not _put_back(trial, allocator):
-        return False
     room = room_of(allocator, trial.device)
     request = trial.fault.sizes.requested
     need = None
@@ -125,7 +129,7 @@ def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[st
         need=need,
         stuck=trial.stuck,
         spent=trial.plain >= options.retries or trial.fault.kind.id == "too-large",
-        read_before=frozenset().union(*map(marks.names_read, run.done)),
+        read_before=frozenset().union(*map(names_read, run.done)),
         memory=trial.memory,
         node=step.node,
         roots=run.roots,
@@ -153,19 +157,6 @@ def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[st
         trial.plain += 1
     run.rescued = True
     _announce(run, step, last)
-    return True
-
-
-def _put_back(trial: Trial, allocator: Allocator | None) -> bool:
-    try:
-        if allocator is not None and trial.marks is not None and trial.marks.tensors is not None:
-            allocator.undo(trial.marks.tensors)
-        for back in trial.saved:
-            back()
-    except Exception as error:  # noqa: BLE001 - out of memory on the way back, or the user's own load_state_dict
-        trial.refused = (f"the checkpoint could not be put back ({type(error).__name__}); the state is mixed",)
-        trial.status = "refused"
-        return False
     return True
 
 

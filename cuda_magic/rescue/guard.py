@@ -1,4 +1,4 @@
-"""The guard of one cell, and of one function of a script: marks before a statement, the ladder after its failure.
+"""The guard of one cell, and of one function of a script: next to nothing before a statement, the ladder behind.
 
 The path of a cell that succeeds is light: no collection, no CUDA call, and what only a failure needs (`failed`,
 `outcome`, the ladder) is not imported.
@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..machine import machine
-from . import figures, marks, randomness, waiting
-from .marker import Marker, take_up
+from ..memory.torch import ranks
+from . import figures, randomness, waiting
 from .report import Report
 
 if TYPE_CHECKING:
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     from .setaside import SetAside
     from .situation import Situation
 
-__all__ = ["NO_MARKS", "GuardRun", "Trial", "count_ooms", "to_stderr"]
-
-NO_MARKS = marks.Marks()
-"""Of a statement that cannot change anything; nobody writes to it."""
+__all__ = ["GuardRun", "Trial", "count_ooms", "to_stderr"]
 
 _SHOWN = "the plain cell would have shown this error and gone on; the guard ends the cell"
 
@@ -47,7 +44,7 @@ def to_stderr(line: str) -> None:
 
 
 class Trial:
-    """What is known of one statement: its marks before an attempt, and what its failures were."""
+    """What is known of one statement: what goes back before a repeat, and what its failures were."""
 
     attempts = 0
     plain = 0
@@ -56,15 +53,12 @@ class Trial:
     device: int | None = None
     status = "error"
     refused: tuple[str, ...] = ()
-    """Why a repeat would not give the same numbers."""
+    """Why it does not run again."""
     random: Mapping[str, Any] | None = None
+    """Random states before the first attempt, where the user allows a repeat."""
     figures: frozenset[int] = frozenset()
-    saved: tuple[Callable[[], None], ...] = ()
-    """What puts the objects of --checkpoint back."""
-    kept: tuple[str, ...] = ()
-    """Their names."""
-    marks: marks.Marks | None = NO_MARKS
-    """None: they could not be taken."""
+    ranks: tuple[tuple[str, int], ...] = ()
+    """Collectives that each group of this rank had entered."""
     signature: object = None
     stuck = False
     """The last two attempts failed alike."""
@@ -127,8 +121,6 @@ class GuardRun:
         self._waits = ""
         self._collects = False
         """Whether Python's collector is to be switched on again."""
-        self._acts = True
-        self._marker: Marker | None = None
         self._in_force = ExitStack()
         self._inside: Inside | None = None
         """In force around an attempt that calls a magic."""
@@ -152,56 +144,24 @@ class GuardRun:
                 allocator.settle()  # what an earlier cell had to leave elsewhere
             self.ooms = count_ooms(allocator)
         self.namespace = namespace
-        last = self.step
-        new = last is None or step.index != last.index
-        if new:
-            if last is not None:
-                self.done.append(last.node)  # what they read is asked only in a rescue
-                if self._acts or self.trial.attempts > 1:
-                    self.trial = Trial()
-            self.step, self.trial.attempts = step, 0
-            self._acts = marks.may_act(step.node)
+        if self.step is None or step.index != self.step.index:
+            if self.step is not None:
+                self.done.append(self.step.node)  # what they read is asked only in a rescue
+            self.step, self.trial = step, Trial()
+            self.trial.ranks = ranks.position()
             if self.set_aside is not None:
                 self.set_aside.before(allocator or machine().allocator())
-        trial = self.trial
-        trial.attempts += 1
-        if not self._acts:
-            return
-        trial.marks = None
-        allocator = allocator or machine().allocator()
-        if new:
-            trial.figures = figures.numbers()
-            if self.options.checkpoint:
-                self._checkpoint(step, namespace)
-        if self._marker is None:
-            self._marker = take_up(None if self.inner else self.shell)
-        taken = self._marker.take(step, namespace, allocator, trial.kept)
-        if new and taken.draws:
-            trial.random = randomness.take(taken.draw, None if taken.little else allocator)
-        taken.draw = ()
-        trial.marks = taken
-
-    def _checkpoint(self, step: Step, namespace: Mapping[str, Any]) -> None:
-        from ..errors import Refused
-        from . import checkpoint
-
-        read = marks.names_read(step.node)
-        names = [name for name in self.options.checkpoint if name in namespace]
-        if not any(checkpoint.uses(name, read, namespace, not step.source) for name in names):
-            return
-        for name in names:  # all together: an optimizer reaches the model's parameters
-            try:
-                self.trial.saved += tuple(checkpoint.save([name], namespace))
-                self.trial.kept += (name,)
-            except Refused as refused:
-                self.notes.append(f"{name}: {refused}")
+            if self.options.consent:
+                self.trial.figures = figures.numbers()
+                self.trial.random = randomness.take(allocator or machine().allocator())
+        self.trial.attempts += 1
 
     def during(self, step: Step) -> AbstractContextManager[Any] | None:
         inside, code = None, step.code
         if code is not None and ("run_line_magic" in code.co_names or "run_cell_magic" in code.co_names):
             inside = self._in_magic(code)
         self._inside = inside
-        if self.trial.attempts < 2 and not self.options.retry_at_call:
+        if self.trial.attempts < 2:
             return inside
         entered = self._in_force = self.modes.pop_all()
         for mode in (self._at_call(), inside):
@@ -249,7 +209,7 @@ class GuardRun:
         try:
             from .failed import noticed
 
-            again = noticed(self, error)
+            again = noticed(self, error, step)
         finally:
             if not again:
                 self.let_collector()
@@ -337,8 +297,6 @@ class GuardRun:
             allocator.release_host(excess=True)
         if self.set_aside is not None:
             self.set_aside.after(not self.options.no_move)
-        if self._marker is not None:
-            self._marker.rest(None if self.inner else self.shell)
         self._closed = True
 
     def _report(self, status: str, error: BaseException | None = None) -> Report:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UserError
 
-__all__ = ["NAMES", "RUNGS", "GuardOptions", "other_card", "shrunk", "whole_number"]
+__all__ = ["GONE", "NAMES", "RUNGS", "GuardOptions", "other_card", "shrunk", "whole_number"]
 
 RUNGS = (
     "holders",
@@ -29,6 +29,16 @@ RUNGS = (
 NAMES = (*RUNGS, "retry")
 """What --only and --without may name; ``retry`` is the repeat of a single op at the call."""
 
+GONE = {
+    "--checkpoint": (
+        "room is now made before the error and nothing is repeated; --repeat says that the statement may run again"
+    ),
+    "--repeat-anyway": "--repeat says that the statement may run again",
+    "--retry-at-call": "room is now made where an operation asks for memory, in every guarded cell",
+    "--move-anyway": "what makes room keeps every address, and where one is remembered elsewhere nothing moves",
+}
+"""Options of the release before, and what has taken their place."""
+
 
 @dataclass(frozen=True)
 class GuardOptions:
@@ -36,15 +46,16 @@ class GuardOptions:
 
     retries: int = 3
     wait: float = 0.0
+    wait_is_set: bool = False
+    """Whether `wait` is the setting's, so not named for this cell."""
     shrink: tuple[str, int] | None = None
     """(name, smallest value)"""
     grow: str | None = None
     otherwise: tuple[tuple[str, str], ...] = ()
     """(name, expression) of --else"""
-    checkpoint: tuple[str, ...] = ()
-    repeat_anyway: bool = False
+    repeat: bool = False
+    """The user knows that the statement can run again."""
     no_move: bool = False
-    move_anyway: bool = False
     free_outputs: bool = False
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -54,13 +65,16 @@ class GuardOptions:
     """Another card, as in cuda:1, where spill, activations and page let tensors wait; None: the host"""
     reserve: int = 0
     """Bytes of --reserve"""
-    retry_at_call: bool = False
-    """Watch each op from the first attempt on."""
 
     @property
     def names(self) -> bool:
         """Whether any variable of the user's is named."""
-        return bool(self.checkpoint or self.otherwise or self.shrink or self.grow or self.report)
+        return bool(self.otherwise or self.shrink or self.grow or self.report)
+
+    @property
+    def consent(self) -> bool:
+        """Whether the user has said that a statement may run again: by --repeat, or by naming what needs it."""
+        return bool(self.repeat or self.shrink or self.otherwise or (self.wait > 0 and not self.wait_is_set))
 
     def excluded(self, rung: str) -> str:
         """Why a rung is left out by the options, or an empty string."""

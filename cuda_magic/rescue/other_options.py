@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-import re
-
-from .checkpoint import uses
 from .options import RUNGS
 from .step import Case, NextStep
 
-__all__ = ["left_out", "read_before", "refused", "smaller"]
+__all__ = ["left_out", "other_ranks", "read_before", "refused", "smaller"]
+
+
+def other_ranks(c: Case) -> list[NextStep]:
+    """Where a repeat on this rank alone would leave the others behind."""
+    if not _of_ranks(c):
+        return []
+    return [NextStep("free memory on this rank, then run the cell on all ranks again", "%gpu_mem --free")]
+
+
+def _of_ranks(c: Case) -> bool:
+    return any("other ranks" in one or "from rank to rank" in one for one in c.refused)
 
 
 def refused(c: Case) -> list[NextStep]:
-    """What allows a repeat of a statement that changed something."""
-    if not c.refused:
+    """Where the statement was not repeated: room, and then the user's own word on whether it may run again."""
+    if not c.refused or _of_ranks(c):
         return []
-    if any("other ranks" in one or "from rank to rank" in one for one in c.refused):
-        return [NextStep("free memory on this rank, then run the cell on all ranks again", "%gpu_mem --free")]
-    allocator = c.s.allocator
-    at_call = allocator is not None and not c.s.options.retry_at_call and allocator.ops() is not None
-    steps = (
-        [NextStep("repeat only the operation that fails, when it fails", "%%cuda_guard --retry-at-call")]
-        if at_call
-        else []
-    )
-    names = _changed(c)
-    if names:
-        why = f"keep {', '.join(names)} on the host, to be put back before a repeat"
-        kept = ",".join(dict.fromkeys([*c.s.options.checkpoint, *names]))
-        steps.append(NextStep(why, f"%%cuda_guard --checkpoint {kept}"))
-    return [*steps, NextStep("if a second run of the statement does no harm", "%%cuda_guard --repeat-anyway")]
-
-
-def _changed(c: Case) -> list[str]:
-    """The user's variables that the reasons of a refusal name, and that --checkpoint may keep."""
-    found: dict[str, None] = {}
-    names = c.s.names()
-    for reason in c.refused:
-        what, _, listed = reason.partition(": ")
-        if not what.startswith("iterators"):
-            words = re.sub(r"\b(?:a (?:parameter|buffer|state|tensor)(?: of)?|and [0-9]+ more)\b", "", listed)
-            found |= dict.fromkeys(word for word in re.findall(r"(?<![\w.\]'])[A-Za-z_]\w*", words) if word in names)
-    if any(reason.startswith(("parameters", "buffers", "an optimizer")) for reason in c.refused):
-        # who updates them goes back with them: optimizer, scheduler, scaler
-        for name, value in names.items():
-            if all(hasattr(type(value), part) for part in ("state_dict", "load_state_dict")):
-                found |= dict.fromkeys([name] if uses(name, c.node_names, c.s.namespace) else [])
-    return [name for name in found if name not in c.s.options.checkpoint]
+    room = NextStep("give back garbage and caches, then go on from where the cell stands", "%gpu_mem --free")
+    if c.s.options.consent:
+        return [room]
+    line = "cuda_magic.guard(repeat=True)" if c.s.node is None else "%%cuda_guard --repeat"
+    return [room, NextStep("only if you know that all of the statement can run again", line)]
 
 
 def read_before(c: Case) -> list[NextStep]:

@@ -18,7 +18,7 @@ __all__ = ["read_devices", "report"]
 
 _CUDNN = (
     "cuDNN goes on from out of memory too, inside a convolution, with an algorithm that needs less: "
-    "--retry-at-call tells its errors from those of the cell's own code"
+    "the allocator counts its errors like those of the cell's own code"
 )
 """Where operations were not watched and the allocator counted errors that nobody raised."""
 
@@ -52,7 +52,14 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     from .survey import survey
 
     s = trial.situation or Situation(
-        fault, run.options, machine().allocator(), trial.device, run.namespace, run.shell, readings=read_devices
+        fault,
+        run.options,
+        machine().allocator(),
+        trial.device,
+        run.namespace,
+        run.shell,
+        node=step.node,
+        readings=read_devices,
     )
     s.fault = fault
     where = survey(s, error)
@@ -61,7 +68,7 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     if behind:
         common["notes"] += (behind,)
     if refused:
-        common["notes"] += ("not repeated, since that would not give the same numbers: " + "; ".join(refused),)
+        common["notes"] += (f"not repeated: {'; '.join(refused)}",)
     room, sizes = where.room, fault.sizes
     script = not step.source
     return Report(

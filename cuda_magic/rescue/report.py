@@ -40,7 +40,7 @@ _STATUS = {
 class Report(Result):
     """The result of one guarded cell. Sizes in bytes.
 
-    `status` is ``ok``, ``rescued``, ``refused`` (a repeat would not give the same numbers), ``not-repeated`` (of a
+    `status` is ``ok``, ``rescued``, ``refused`` (the statement may have done something already), ``not-repeated`` (of a
     kind that no repeat helps), ``failed`` (the ladder's end) or ``error`` (no matter of memory).
     """
 

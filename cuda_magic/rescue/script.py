@@ -1,4 +1,4 @@
-"""`cuda_magic.guard`: the guard for scripts, of a function that may be repeated as a whole, or around a block."""
+"""`cuda_magic.guard`: the guard for scripts, of a function, which runs again only if it may, or around a block."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ __all__ = ["Guard", "guard"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_OF_CELLS = ("otherwise", "report", "free_outputs", "wait_is_set")
+"""Options that a script has not."""
+
 
 class Guard:
-    """What `guard` gives: a decorator of one function that may be repeated, or a context manager.
+    """What `guard` gives: a decorator of one function, or a context manager.
 
     A ``with`` block cannot be repeated: there the guard only adds the report below the error.
     `report` is that of the last run.
@@ -146,11 +149,8 @@ def guard(
     wait: float = 0.0,
     shrink: str | None = None,
     grow: str | None = None,
-    checkpoint: tuple[str, ...] | str = (),
-    repeat_anyway: bool = False,
+    repeat: bool = False,
     no_move: bool = False,
-    move_anyway: bool = False,
-    retry_at_call: bool = False,
     only: tuple[str, ...] | str = (),
     without: tuple[str, ...] | str = (),
     reserve: int | str = 0,
@@ -158,13 +158,17 @@ def guard(
     quiet: bool = False,
 ) -> Guard: ...
 def guard(function: Any = None, **options: Any) -> Any:
-    """``%%cuda_guard`` for scripts: a decorator of a function that may be repeated as a whole.
+    """``%%cuda_guard`` for scripts: a decorator of a function, or a context manager around a block.
+
+    A function is repeated, as a whole, only with `repeat`, `shrink` or `wait`; otherwise the guard adds the report
+    below the error.
 
     Parameters
     ----------
-    retries, wait, grow, checkpoint, repeat_anyway, no_move, move_anyway, retry_at_call, only, without, quiet
-        As the options of ``%%cuda_guard``; names are those of the function's module, as ``"model,optimizer"`` or as a
-        tuple.
+    retries, wait, grow, no_move, only, without, quiet
+        As the options of ``%%cuda_guard``; several names as a tuple, or in one text with commas.
+    repeat : bool
+        You know that the function can run again from its start. Random states go back, nothing else does.
     reserve : int or str
         Bytes, or ``"1GiB"``: set aside to serve only when the memory is full.
     park : str
@@ -175,7 +179,8 @@ def guard(function: Any = None, **options: Any) -> Any:
     Raises
     ------
     UserError
-        For an option or a rung that does not exist, and a function whose call runs nothing (``async``, a generator).
+        For an option or a rung that does not exist or is gone, and a function whose call runs nothing (``async``, a
+        generator).
 
     Examples
     --------
@@ -185,13 +190,16 @@ def guard(function: Any = None, **options: Any) -> Any:
     ...     train()
     """
     from ..render.units import parse_bytes
-    from .options import other_card, shrunk
+    from .options import GONE, other_card, shrunk
 
-    known = {f for f in GuardOptions.__dataclass_fields__ if f not in ("otherwise", "report", "free_outputs")}
+    known = {f for f in GuardOptions.__dataclass_fields__ if f not in _OF_CELLS}
     for name in options:
+        flag = "--" + name.replace("_", "-")
+        if flag in GONE:
+            raise UserError(f"guard: {name} is gone: {GONE[flag].replace('--repeat', 'repeat=True')}.")
         if name not in known:
             raise UserError(f"guard: no option {name!r}.{nearest(name, known)}")
-    for name in ("checkpoint", "only", "without"):  # one name, or several with commas, as on a cell's first line
+    for name in ("only", "without"):  # one name, or several with commas, as on a cell's first line
         if isinstance(options.get(name), str):
             options[name] = tuple(part.strip() for part in options[name].split(",") if part.strip())
     for name in (*options.get("only", ()), *options.get("without", ())):
@@ -211,7 +219,5 @@ def guard(function: Any = None, **options: Any) -> Any:
         raise UserError("guard: retries and wait are 0 or more.")
     if chosen.grow and not chosen.shrink:
         raise UserError("guard: grow needs shrink, whose variable goes down.")
-    if chosen.no_move and chosen.move_anyway:
-        raise UserError("guard: no_move and move_anyway contradict each other.")
     made = Guard(chosen)
     return made if function is None else made(function)

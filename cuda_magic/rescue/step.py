@@ -27,7 +27,7 @@ class Case:
     s: Situation
     where: Survey
     refused: Sequence[str] = ()
-    """What the failed attempt changed, where a repeat was refused."""
+    """Why the statement was not repeated."""
     node_names: frozenset[str] = frozenset()
     """Names that the statement reads."""
     touched: frozenset[str] = frozenset()

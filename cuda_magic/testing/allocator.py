@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import Refused
 from ..memory.allocator import Reserve, Saved, Segment, Stats, Storage, Survey
@@ -170,7 +170,7 @@ class PracticeAllocator:
         return 0
 
     # -- live storages and moving
-    def storages(self, device: int, *, doing: str = "move", anyway: bool = False) -> list[Storage]:
+    def storages(self, device: int, *, doing: str = "move") -> list[Storage]:
         found = []
         for reference in list(self._storages.values()):
             storage = reference()
@@ -192,23 +192,23 @@ class PracticeAllocator:
     def saved(self, groups: Sequence[Sequence[Any]], modules: Iterable[tuple[str, Any]]) -> list[Saved]:
         return []
 
-    def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
+    def moving_refused(self, device: int, *, doing: str = "move") -> str:
         if not self.cards[device].started:
             return "CUDA is not started"
-        return "" if anyway else self.refusal
+        return self.refusal
 
     def rules(self) -> Rules:
         return self.caching[0].rules
 
-    def survey(self, device: int, *, anyway: bool = False) -> Survey:
+    def survey(self, device: int) -> Survey:
         """What a compaction starts from. A model's kernels need no memory: all that is free may be used."""
-        refused = self.moving_refused(device, anyway=anyway)
+        refused = self.moving_refused(device)
         if refused:
             return Survey(refused, self.rules())
         self.empty_cache()
         card, limit = self.cards[device], self.memory_limit(device)
         free = card.free if limit is None else min(card.free, limit - self.stats(device).reserved)
-        storages = tuple(self.storages(device, anyway=anyway))
+        storages = tuple(self.storages(device))
         return Survey("", self.rules(), self.segments(device), storages, max(0, free), self.stream)
 
     def move(self, storage: Storage, stream: int = 0) -> int:
@@ -264,9 +264,7 @@ class PracticeAllocator:
     def parts_below(self, value: Any) -> tuple[Any, ...]:
         return ()
 
-    def unused(
-        self, device: int, idle: Callable[[Any], bool], *, anyway: bool = False
-    ) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
+    def unused(self, device: int, idle: Callable[[Any], bool]) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
         return self.parking.unused(device, idle), {}
 
     def park_room(self, device: int, place: str | None = None) -> int:
@@ -323,7 +321,7 @@ class PracticeAllocator:
     def ops(self) -> None:
         return None  # it has tensors and no ops
 
-    # -- repeating a statement: torch's own tensors, of the CPU here, change beside the practice ones
+    # -- random states: torch's own too, of the CPU here, which draws beside the practice GPU
     def random_state(self) -> Any:
         torch = _torchs()
         return self.generator.getstate(), None if torch is None else torch.random_state()
@@ -333,56 +331,3 @@ class PracticeAllocator:
         self.generator.setstate(own)
         if of_torch is not None and (torch := _torchs()) is not None:
             torch.set_random_state(of_torch)
-
-    def follows(self, value: Any) -> bool:
-        torch = _torchs()
-        return isinstance(value, PracticeTensor) or (torch is not None and torch.follows(value))
-
-    def watch(
-        self,
-        namespace: Iterable[Any],
-        last: Any = None,
-        walk: bool = True,
-        *,
-        steps: bool | None = False,
-        older: str = "",
-    ) -> Any:
-        torch = _torchs()
-        items = (
-            list(namespace.items())
-            if isinstance(namespace, Mapping)
-            else [(f"value {i}", v) for i, v in enumerate(namespace)]
-        )
-        before = last.torchs if isinstance(last, _Marks) else None
-        return _Marks(
-            [(name, weakref.ref(value), value._version) for name, value in items if isinstance(value, PracticeTensor)],
-            None if torch is None else torch.watch(dict(items), before, walk, steps=steps, older=older),
-        )
-
-    def before_call(self, value: Any, method: str) -> Any:
-        torch = _torchs()
-        return None if torch is None else torch.before_call(value, method)
-
-    def before_computing(self, used: Iterable[Any], called: Iterable[Any], words: Iterable[tuple[Any, str]]) -> Any:
-        torch = _torchs()
-        return None if torch is None else torch.before_computing(used, called, words)
-
-    def undo(self, mark: Any) -> None:
-        """Gradients of torch's; practice tensors have none."""
-        torch, torchs = _torchs(), mark.torchs if isinstance(mark, _Marks) else mark
-        if torch is not None and torchs is not None:
-            torch.undo(torchs)
-
-    def changed(self, mark: Any) -> list[str]:
-        torch, torchs = _torchs(), mark.torchs if isinstance(mark, _Marks) else mark
-        own = mark.own if isinstance(mark, _Marks) else []
-        names = [str(name) for name, tensor, version in own if (t := tensor()) is not None and t._version != version]
-        found = [f"changed in place: {', '.join(names)}"] if names else []
-        return found + (torch.changed(torchs) if torch is not None and torchs is not None else [])
-
-
-class _Marks(NamedTuple):
-    """Practice tensors (name, reference, version), and what torch's allocator marked."""
-
-    own: list[tuple[str, Any, int]]
-    torchs: Any

@@ -108,12 +108,16 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]  # torch ships no types
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True
         count = self.count
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        before = torch.get_rng_state() if draws else None
         out = func(*args, **(kwargs or {}))
         known = {s._cdata for s in storages(torch, (args, kwargs or {}))}
         new = {s._cdata: s for s in storages(torch, out) if s._cdata not in known}
         need = sum(s.nbytes() for s in new.values() if s.nbytes() >= count.least and not count.knows(s))
         if need and count.used() + need > count.cap:
             del out, new
+            if before is not None:  # a card asks for the memory before it draws
+                torch.set_rng_state(before)
             count.out(need)
         for storage in new.values():
             count.note(storage)
@@ -206,11 +210,11 @@ class _CpuAllocator(TorchAllocator):
     def _on_card(self, tensor: Any) -> bool:
         return self.count.knows(self.torch._C.TensorBase.untyped_storage(tensor))
 
-    def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
+    def moving_refused(self, device: int, *, doing: str = "move") -> str:
         return "" if doing == "save" else "the practice card has no heap in which tensors could be moved"
 
     def ops(self) -> Control:
-        def candidates(device: int, anyway: bool) -> Iterable[Any]:
+        def candidates(device: int) -> Iterable[Any]:
             return list(self.count.live())
 
         return Control(

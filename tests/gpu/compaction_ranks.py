@@ -59,7 +59,6 @@ def main(rank: int, meet: str) -> None:
     addresses = [t.data_ptr() for t in live]
     refused = compact(own, rank, request)
     stayed = addresses == [t.data_ptr() for t in live]
-    moved = compact(own, rank, request, anyway=True)
     cap(TOTAL)
     intact = all(bool((t == i + 1 + rank).all()) for i, t in enumerate(live))
     dist.barrier()
@@ -69,10 +68,6 @@ def main(rank: int, meet: str) -> None:
         "rank": rank,
         "refused": refused.reason,
         "moved when refused": not stayed,
-        "done": moved.done,
-        "how": moved.how,
-        "said": moved.reason,
-        "moved": moved.moves,
         "intact": intact,
         "collectives right": collectives,
         "step bitwise the same": all(torch.equal(a, b) for a, b in zip(before, after, strict=True)),

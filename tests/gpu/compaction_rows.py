@@ -1,11 +1,10 @@
 """Child process: what may not be moved, one row a run, in the middle of a heap that compaction wants to pack.
 
-Prints JSON: the reason, whether it moved, and the same with --move-anyway.
+Prints JSON: the reason, and whether it moved.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
@@ -196,35 +195,28 @@ def main(name: str) -> None:
         return
     cap(torch.cuda.memory_reserved())
     own = allocator()
-    free = 320  # all that is free, and more than lies on either side of the middle: it fits only if that moves too
     pools = {id(t): t.data_ptr() for t in KEPT if isinstance(t, torch.Tensor) and name != "cow"}
-    figures: dict[str, object] = {"row": name}
-    for anyway in (False, True):
-        before = {i: t.data_ptr() for i, t in enumerate(live) if name != "cow" or i != 9}
-        refused = own.moving_refused(0, anyway=anyway)
-        key = middle.untyped_storage()._cdata
-        mine = [s for s in own.storages(0, anyway=anyway) if s.key == key]
-        reason = mine[0].reason if mine else "not seen"
-        del mine
-        outcome = compact(own, 0, (300 if not anyway else free) * MIB, anyway=anyway)
-        cap(TOTAL)
-        intact = all(bool((t == 2 * i + 2).all()) for i, t in enumerate(live))
-        kept = all(t.data_ptr() == pools[id(t)] for t in KEPT if id(t) in pools and t.numel() > 8)
-        gc.collect()
-        torch.cuda.empty_cache()
-        cap(torch.cuda.memory_reserved())
-        figures["anyway" if anyway else "plain"] = {
-            "refused": refused,
-            "reason": reason,
-            "done": outcome.done,
-            "how": outcome.how,
-            "said": outcome.reason,
-            "middle moved": 9 in before and middle.data_ptr() != before[9],
-            "moved": sum(live[i].data_ptr() != address for i, address in before.items()),
-            "intact": intact,
-            "the others stayed": kept,
-            "the other side sees": _seen(middle),
-        }
+    before = {i: t.data_ptr() for i, t in enumerate(live) if name != "cow" or i != 9}
+    refused = own.moving_refused(0)
+    key = middle.untyped_storage()._cdata
+    mine = [s for s in own.storages(0) if s.key == key]
+    reason = mine[0].reason if mine else "not seen"
+    del mine
+    outcome = compact(own, 0, 300 * MIB)
+    cap(TOTAL)
+    figures: dict[str, object] = {
+        "row": name,
+        "refused": refused,
+        "reason": reason,
+        "done": outcome.done,
+        "how": outcome.how,
+        "said": outcome.reason,
+        "middle moved": 9 in before and middle.data_ptr() != before[9],
+        "moved": sum(live[i].data_ptr() != address for i, address in before.items()),
+        "intact": all(bool((t == 2 * i + 2).all()) for i, t in enumerate(live)),
+        "the others stayed": all(t.data_ptr() == pools[id(t)] for t in KEPT if id(t) in pools and t.numel() > 8),
+        "the other side sees": _seen(middle),
+    }
     print(json.dumps(figures))
     sys.stdout.flush()
     for child in KEPT:

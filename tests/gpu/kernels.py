@@ -68,8 +68,8 @@ class Kernel:
         return "".join(text for kind, text in output if kind == "stdout")
 
     def guard(self, code: str, options: str = "") -> dict[str, Any]:
-        """Run a guarded cell; its report as a dict, with its error under ``raised`` and its outputs."""
-        output = self.run(f"%%cuda_guard --report report {options}\n{code}")
+        """Run a guarded cell that may run again; its report as a dict, with its error ``raised`` and its outputs."""
+        output = self.run(f"%%cuda_guard --repeat --report report {options}\n{code}")
         text = "".join(t for k, t in self.run("print(json.dumps(report.to_dict()))") if k == "stdout")
         assert text, output
         report = json.loads(text)

@@ -100,7 +100,7 @@ def test_training_beyond_the_cap(kernel):
         "del net, opt; fresh()\n"
         "best = link(); fresh(); held = w / 1.3; cap(held)"
     )
-    report = kernel.guard("net, opt, got, times = train(8)", "--retry-at-call")
+    report = kernel.guard("net, opt, got, times = train(8)", "")
     assert report["raised"] is None, report
     figures = kernel.read(
         "(lambda later: {'params+grads+state GiB': w/G, 'cap GiB': held/G, 'plain s': min(t for t, _, _ in plain),"
@@ -143,7 +143,7 @@ def test_inference_of_a_model_larger_than_the_cap(kernel):
         "s = session(torch); n0 = s.store.in_bytes; o0 = s.store.out_bytes; a0 = s.watcher.pager.ahead\n"
         "with torch.no_grad(): y, times = passes(4)\n"
         "came = (s.store.in_bytes - n0) / 4; went = (s.store.out_bytes - o0) / 4; ahead = s.watcher.pager.ahead - a0",
-        "--retry-at-call",
+        "",
     )
     assert report["raised"] is None
     assert kernel.read("bool(torch.equal(y, want))")
@@ -207,7 +207,7 @@ def test_a_training_loop_goes_on_at_the_very_call(kernel):
     kernel.ok(TRAIN + "\ntrain(False, 2); fresh(); want = train(False); again = train(False)")
     assert kernel.read("want == again")
     kernel.ok("peak = torch.cuda.max_memory_reserved(); fresh(); gc.disable(); cap(peak + 2 * G)")
-    report = kernel.guard("got = train(True)", "--retry-at-call --without page")
+    report = kernel.guard("got = train(True)", "--without page")
     assert report["raised"] is None
     assert (report["status"], report["attempts"]) == ("rescued", 1)
     assert report["calls"]
@@ -233,7 +233,7 @@ def test_interrupts_at_random_moments(kernel):
         "    global hits\n"
         "    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))\n"
         "    timer.start()\n"
-        "    try: ip.run_cell_magic('cuda_guard', '--retry-at-call --quiet', code)\n"
+        "    try: ip.run_cell_magic('cuda_guard', '--quiet', code)\n"
         "    except KeyboardInterrupt: hits += 1\n"
         "    timer.join(); globals().pop('keep', None)\n"
         "bad = []\n"
@@ -273,7 +273,7 @@ def test_another_stream_sees_what_was_paged(kernel):
         "        with torch.cuda.stream(side if i % 3 == 0 else torch.cuda.default_stream()):\n"
         "            y = w * 2 + 1\n            torch.cuda.synchronize(); out.append(y.max().item())\n"
         "            w.add_(1)\n        torch.cuda.synchronize()",
-        "--retry-at-call",
+        "",
     )
     assert report["raised"] is None
     assert report["paged"]["left"] > 0
@@ -317,7 +317,7 @@ def test_each_phase_is_rescued_at_the_call(kernel, where):
         "    Cycle((peak + G // 2 - torch.cuda.memory_reserved()) / G - .03)\n"
         "run(); fresh(); want = run(); peak = torch.cuda.max_memory_reserved(); fresh(); gc.disable()"
     )
-    report = kernel.guard(f"got = run(fill, '{where}')", "--retry-at-call --without page")
+    report = kernel.guard(f"got = run(fill, '{where}')", "--without page")
     assert report["raised"] is None
     assert kernel.read("got == want")
     assert report["calls"], report
@@ -374,7 +374,7 @@ def test_paging_may_begin_inside_backward(kernel):
         "    torch.cuda.empty_cache(); cap(torch.cuda.memory_reserved() + 288 * M)\n"
         "    for i in range(4): live.append(torch.full((16 * M,), float(i), device='cuda'))"
     )
-    report = kernel.guard("got = run(fill)", "--retry-at-call --without collect,caches")
+    report = kernel.guard("got = run(fill)", "--without collect,caches")
     assert report["raised"] is None
     assert kernel.read("got == want")
     assert any(call["backward"] and "page" in call["how"] for call in report["calls"]), report["calls"]
@@ -388,7 +388,7 @@ def test_an_operation_larger_than_the_card_is_told_before_it_is_tried(kernel):
         "ws = [torch.full((16 * M,), float(i), device='cuda') for i in range(12)]; want = digest(ws)\n"
         "fresh(); cap(512 * M)"
     )
-    report = kernel.guard("big = E(.1)\ntorch._foreach_add_(ws, 1)", "--retry-at-call")
+    report = kernel.guard("big = E(.1)\ntorch._foreach_add_(ws, 1)", "")
     assert "larger than the card" in report["raised"], report["raised"]
     assert "_foreach_add_" in report["raised"]
     assert "0.75 GiB" in report["raised"]
@@ -426,7 +426,7 @@ def test_a_step_of_paging_that_fails_loses_nothing(kernel, fails):
         "        for w in ws: y[0] += w\n"
         "    return float(y[0].double().mean())"
     )
-    report = kernel.guard("r = work()", "--retry-at-call --without collect,caches")
+    report = kernel.guard("r = work()", "--without collect,caches")
     kernel.ok("undo()")
     print(fails, kernel.read("calls"), report["raised"], report["paged"])
     assert kernel.read("calls[0]") >= 3
@@ -461,7 +461,7 @@ def test_what_an_interrupt_leaves_parked_comes_back_where_there_is_room(kernel):
     )
     for back in ("guard", "free", "line", "any"):
         kernel.ok("fresh(); cap(room)")
-        report = kernel.guard("work()", "--retry-at-call --without collect,caches")
+        report = kernel.guard("work()", "--without collect,caches")
         assert "KeyboardInterrupt" in report["raised"]
         assert kernel.read("s.store.nbytes") > 0, back  # `hold` still fills the card
         kernel.run("1/0")

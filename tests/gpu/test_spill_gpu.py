@@ -306,7 +306,7 @@ def test_two_models_in_one_notebook(kernel):
     kernel.run("a, oa = make(); step(a, oa, x)")
     print("one model:", kernel.value("[torch.cuda.memory_allocated() / G, torch.cuda.max_memory_allocated() / G]"))
     kernel.run("gc.collect(); torch.cuda.empty_cache(); cap(2.6)")
-    options = "--checkpoint b,ob --only holders,collect,caches,spill"
+    options = "--only holders,collect,caches,spill"
     report = kernel.guard("b, ob = make()\nstep(b, ob, x)", options)
     for r in report["rungs"]:
         print({k: r[k] for k in ("attempt", "id", "state", "reason", "freed_bytes", "moved_bytes")})

@@ -44,7 +44,7 @@ def test_wrong_names_are_one_sentence(kernel):
     assert kernel.value("'ran' in globals()") == "False"
     report = kernel.guard("y = E(3).numel()", "--park cuda:0 --only spill")
     assert "cuda:0 is the card that is full" in rung(report, "spill")["reason"], report["rungs"]
-    report = kernel.guard("y = E(3).numel()", "--park cuda:0 --only page,retry --retry-at-call")
+    report = kernel.guard("y = E(3).numel()", "--park cuda:0 --only page,retry")
     assert any("cuda:0 is the card that is full" in note for note in report["notes"]), report["notes"]
 
 
@@ -132,9 +132,7 @@ def test_pages_wait_on_the_neighbour(kernel):
     figures: dict[str, list] = {}
     for where in ("cuda:1", "the host") * 2:
         park = "" if where == "the host" else f"--park {where}"
-        report = kernel.guard(
-            "t0 = time.perf_counter()\nr = train(3)\nt0 = time.perf_counter() - t0", f"--retry-at-call {park}"
-        )
+        report = kernel.guard("t0 = time.perf_counter()\nr = train(3)\nt0 = time.perf_counter() - t0", f"{park}")
         assert report["raised"] is None, report
         assert report["paged"]["place"] == where
         assert kernel.value("all(torch.equal(a, b) for a, b in zip(r, want))") == "True"

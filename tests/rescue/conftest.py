@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import sys
 import traceback
-from types import ModuleType
 
 import pytest
 
@@ -24,6 +22,8 @@ class Cells:
         self.lines: list[str] = []
         self.report = None
         self.shell = None
+        self.repeat = False
+        """Whether every statement may run again, for tests of how room is made."""
 
     def _bind(self, report):
         self.report = report
@@ -33,14 +33,15 @@ class Cells:
 
     def guard(self, code: str, **options):
         """Run `code` guarded; the error that it ends with, or None."""
-        run = GuardRun(GuardOptions(**options), self.shell, self.lines.append, self._bind)
+        run = GuardRun(GuardOptions(**{"repeat": self.repeat, **options}), self.shell, self.lines.append, self._bind)
         for index, node in enumerate(ast.parse(code).body):
             compiled = compile(ast.Module([node], []), "<cell>", "exec")
             bound = frozenset(
                 n.id for n in ast.walk(node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)
             )
-            step = Step(index, ast.unparse(node), node.lineno, node.end_lineno, bound, False, node)
+            step = Step(index, ast.unparse(node), node.lineno, node.end_lineno, bound, False, node, compiled)
             before = {n: self.names[n] for n in bound if n in self.names}
+            first = None
             while True:
                 run.before(step, self.names)
                 try:
@@ -51,15 +52,14 @@ class Cells:
                     if not run.noticed(error, step):
                         self.text = run.gave_up(error, step)
                         return error
-                    kept = error
+                    first = first or error
                     traceback.clear_frames(error.__traceback__)
                 for name in bound:
                     self.names.pop(name, None)
                 self.names.update(before)
                 if not run.recover(step, self.names, ()):
-                    self.text = run.gave_up(kept, step)
-                    return kept
-                del kept
+                    self.text = run.gave_up(first, step)
+                    return first
         run.finished()
         return None
 
@@ -81,30 +81,4 @@ def practice(cells):
     from cuda_magic.testing import gpu
 
     cells.gpu = cells.names["gpu"] = gpu(force=True)
-    return cells
-
-
-OOM = """
-n = 0
-def oom():
-    global n
-    n += 1
-    if n == 1:
-        raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB')
-"""
-
-
-@pytest.fixture
-def fails(cells, monkeypatch):
-    """Runs statements with ``oom()``, which runs out of memory at its first call; each has its code, as in a cell."""
-    module = ModuleType("fails_once")
-    exec(OOM, vars(module))
-    monkeypatch.setitem(sys.modules, "fails_once", module)
-    cells.names["oom"] = module.oom
-    made = Step.__init__
-
-    def with_code(self, index, source, *rest):
-        made(self, index, source, *rest, compile(source, "<cell>", "exec") if source else None)
-
-    monkeypatch.setattr(Step, "__init__", with_code)
     return cells

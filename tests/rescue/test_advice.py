@@ -119,13 +119,12 @@ def test_start_up_leads_to_the_doctor(practice):
 IN_FORCE = {
     "--shrink": {"shrink": ("batch_size", 1)},
     "--wait": {"wait": 0.1},
-    "--retry-at-call": {"retry_at_call": True},
 }
 
 
 @pytest.mark.parametrize("option", IN_FORCE)
 def test_an_option_in_force_is_not_advised(practice, option):
-    """A batch that went down to 1, others that were waited for, ops that are watched already."""
+    """A batch that went down to 1, others that were waited for."""
     practice.plain("gpu.limit('1 GiB')\nbatch_size = 64")
     if option == "--wait":
         practice.gpu.limit("24 GiB")

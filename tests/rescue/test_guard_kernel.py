@@ -157,14 +157,19 @@ def test_all_guards_every_following_cell_until_off(kernel):
     [
         ("--onlyy", "Did you mean '--only'"),
         ("--only collct", "Did you mean 'collect'"),
-        ("--no-move --move-anyway", "contradict"),
+        ("--move-anyway", "--move-anyway is gone: "),
+        ("--retry-at-call", "--retry-at-call is gone: room is now made where an operation asks for memory"),
+        ("--repeat-anyway", "--repeat-anyway is gone: --repeat says that the statement may run again."),
         ("--grow x", "--grow needs --shrink"),
         ("--shrink fresh=0", "integer of 1 or more"),
         ("--shrink nothere", "does not exist"),
         ("--else nothere", "takes NAME=EXPR"),
         ("--else gpu='a b' gpu2", "takes NAME=EXPR"),
         ("--else gpu='open", "not closed"),
-        ("--checkpoint nothere", "does not exist"),
+        (
+            "--checkpoint model",
+            "--checkpoint is gone: room is now made before the error and nothing is repeated; --repeat",
+        ),
         ("--shrink made", "the cell itself assigns made"),
         ("--retries -1", "0 or more"),
         ("--report 1x", "name of a variable"),
@@ -194,7 +199,7 @@ def test_a_failed_attempts_figure_is_not_shown(kernel):
     draw = "for _ in range(1):\n    plt.figure(); plt.plot([1, 2]); x = gpu.empty('1.5 GiB')"
     for before, images in (("", 1), ("plt.figure(); plt.plot([3])\n", 2)):
         kernel.run("fail()")
-        output = kernel.run(f"%%cuda_guard\n{before}{draw}\ndel x")
+        output = kernel.run(f"%%cuda_guard --repeat\n{before}{draw}\ndel x")
         shown = [text for kind, text in output if kind == "display_data"]
         assert [kind for kind, _ in output if kind != "display_data"].count("stderr") == 1
         assert len(shown) == images, output

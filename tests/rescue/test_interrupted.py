@@ -26,6 +26,6 @@ def test_interrupts_while_compacting_lose_nothing():
     assert found["ends"].get("KeyboardInterrupt", 0) >= 4
 
 
-def test_the_users_own_error_after_a_rescue_is_the_one_that_shows():
-    """The statement is rescued and then raises LookupError."""
+def test_an_error_of_the_repeats_own_does_not_hide_the_memory_error():
+    """The statement runs again and then raises LookupError."""
     assert run("compact", "0", "1")["failures"] == []

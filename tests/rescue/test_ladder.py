@@ -47,7 +47,7 @@ def test_scenario_9_a_statement_that_makes_its_own_cycles_ends(practice):
     practice.plain("gpu.limit('3 GiB')\nclass N:\n  def __init__(self): self.x = gpu.empty('0.9 GiB'); self.me = self")
     gc.disable()
     try:
-        error = practice.guard("[N() and 0 for _ in range(6)]")
+        error = practice.guard("[N() and 0 for _ in range(6)]", repeat=True)
     finally:
         gc.enable()
     assert "out of memory" in str(error)
@@ -69,7 +69,7 @@ def test_scenario_3_without_compaction_the_answer_is_not_a_smaller_batch(practic
     """The cheap rungs cannot help: the report tells the pieces, and expandable segments at the next start (S3)."""
     fragment(practice)
     practice.names["batch_size"] = 64
-    error = practice.guard("y = gpu.empty('256 MiB' if batch_size else 0)", only=CHEAP)
+    error = practice.guard("y = gpu.empty(batch_size << 22)", only=CHEAP)
     assert error is not None
     report = practice.report
     assert report.status == "failed"
@@ -81,14 +81,13 @@ def test_scenario_3_without_compaction_the_answer_is_not_a_smaller_batch(practic
 
 
 def test_moving_is_refused_where_an_address_is_remembered(practice):
-    """A captured graph forbids moving; the reason is kept; --move-anyway moves, --no-move never asks."""
+    """A captured graph forbids moving; the reason is kept; --no-move never asks."""
     fragment(practice)
     practice.gpu.allocator.refusal = "a captured CUDA graph remembers the addresses of its tensors"
     assert practice.guard("y = gpu.empty('256 MiB')", only=(*CHEAP, "compact")) is not None
     assert "remembers the addresses" in practice.rung("compact").reason
     assert practice.guard("y = gpu.empty('256 MiB')", no_move=True) is not None
     assert practice.rung("compact").reason == "--no-move was given"
-    assert practice.guard("y = gpu.empty('256 MiB')", move_anyway=True) is None
 
 
 def test_case_55_the_same_again_is_not_repeated_for_ever(practice):
@@ -279,7 +278,7 @@ def test_case_45_a_library_handle_is_helped_by_emptying_the_cache(practice):
         "  if gpu.allocator.driver_memory(0)[0] < 1 << 30: raise error('cublas')\n"
         "  return 'product'"
     )
-    assert practice.guard("y = matmul()") is None
+    assert practice.guard("y = matmul()", repeat=True) is None
     assert practice.names["y"] == "product"
     assert practice.rung("caches").freed_bytes == 3 * GIB
     assert practice.report.attempts == 2
@@ -292,7 +291,7 @@ def test_case_49_fragmentation_told_by_the_message_alone(cells):
         "free. Of the allocated memory 9.10 GiB is allocated by PyTorch, and 9.00 GiB is reserved by PyTorch but "
         "unallocated."
     )
-    assert cells.guard(f"raise RuntimeError({text!r})") is not None
+    assert cells.guard(f"raise RuntimeError({text!r})", repeat=True) is not None
     assert cells.report.attempts == 2
     steps = cells.report.next_steps
     assert any(s.line.endswith("expandable_segments:True") and "9.00 GiB" in s.why for s in steps)

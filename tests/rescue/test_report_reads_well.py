@@ -85,7 +85,7 @@ def test_cycles_are_named_and_their_maker_is_told_how(practice):
     practice.plain("gpu.limit('3 GiB')\nclass N:\n  def __init__(self): self.x = gpu.empty('0.9 GiB'); self.me = self")
     gc.disable()
     try:
-        assert practice.guard("[N() and 0 for _ in range(6)]") is not None
+        assert practice.guard("[N() and 0 for _ in range(6)]", repeat=True) is not None
     finally:
         gc.enable()
     assert "reference cycles of N (2.70 GiB)" in repr(practice.report)
@@ -120,21 +120,18 @@ def test_a_name_that_was_read_before_is_told_how_to_free(practice, options, line
     assert practice.guard("y = gpu.empty(bs << 25)", **options) is None
 
 
-def test_what_a_refused_statement_changed_is_put_into_the_line(full):
-    """--checkpoint with the names: the line can be run as it stands, and helps; an iterator cannot be kept."""
-    full.plain("losses, seen, rest = [], {}, iter(range(9))")
-    code = "for i in range(2):\n  losses.append(i); seen[len(seen)] = 1; y = gpu.empty('2 GiB')"
+def test_a_statement_that_is_not_repeated_says_why_and_what_comes_first(full):
+    """One clause; what holds memory first, then room, and --repeat last and only to who knows."""
+    full.plain("losses = []")
+    code = "for i in range(2):\n  losses.append(i); y = gpu.empty('2 GiB')"
     assert full.guard(code, without=("spill",)) is not None
-    assert steps(full)[0] == (
-        "keep losses, seen on the host, to be put back before a repeat",
-        "%%cuda_guard --checkpoint losses,seen",
-    )
-    assert full.guard(code, without=("spill",), checkpoint=("losses",)) is not None
-    assert steps(full)[0][1] == "%%cuda_guard --checkpoint losses,seen"
-    assert full.guard(code, without=("spill",), checkpoint=("losses", "seen")) is not None
+    assert full.report.notes == ("not repeated: its loop would start again from the top",)
+    assert [line for _, line in steps(full)] == ["del big", "%gpu_mem --free", "%%cuda_guard --repeat"]
+    assert steps(full)[-1][0] == "only if you know that all of the statement can run again"
+    assert full.names["losses"] == [0]
+    assert full.guard(code, without=("spill",), repeat=True) is not None
     assert full.report.status == "failed"
-    assert full.guard("for i in rest: y = gpu.empty('2 GiB')") is not None
-    assert not any("--checkpoint" in line for _, line in steps(full))
+    assert not any("--repeat" in line for _, line in steps(full))
 
 
 def test_too_large_may_shrink_and_shows_no_holders(practice):
@@ -235,7 +232,7 @@ def test_what_the_statement_uses_is_not_to_be_deleted(full):
 def test_shrink_is_advised_only_where_it_would_be_taken(full, code):
     """Not a name that the statement or the cell binds, nor one that an earlier statement read."""
     full.plain("n, batch = 64, 64")
-    assert full.guard(code, without=("spill",)) is not None
+    assert full.guard(code, without=("spill",), repeat=True) is not None
     assert not any("--shrink" in line for _, line in steps(full))
     assert full.guard("y = gpu.empty(batch << 28)", without=("spill",)) is not None
     assert any("--shrink batch" in line for _, line in steps(full))

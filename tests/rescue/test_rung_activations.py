@@ -48,7 +48,7 @@ def short(practice):
         return practice.hooks
 
     allocator.activations = activations
-    practice.recorded = ""
+    practice.recorded, practice.repeat = "", True
     practice.allocator = allocator
     practice.plain("def step():\n    first = gpu.empty('10 GiB'); gpu.empty('20 GiB')\n")
     return practice
@@ -135,7 +135,7 @@ def test_it_is_skipped_where_the_attempt_took_nothing(short):
 
 
 def test_it_is_skipped_where_moving_is_refused(short):
-    """Graphs, ranks, compiled code: the table's reason; --move-anyway where that lifts it."""
+    """Graphs, ranks, compiled code: the table's reason."""
     short.allocator.refusal = "a captured CUDA graph remembers the addresses of its tensors"
     assert short.guard("step()", only=ONLY) is not None
     assert short.rung("activations").reason.startswith("a captured CUDA graph")

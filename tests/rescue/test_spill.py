@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,14 @@ class CpuCard(TorchAllocator):
     def clear_workspaces(self):
         return []
 
-    def owners(self):
+    def owners(self, found=None):
         return iter(())
 
-    def moving_refused(self, device, *, doing="move", anyway=False):
-        return self.refusal if doing == "park" and not anyway else ""
+    def moving_refused(self, device, *, doing="move"):
+        return self.refusal if doing == "park" else ""
 
-    def unused(self, device, idle, *, anyway=False):
-        return unused_module.unused(self.torch, None, idle, anyway)
+    def unused(self, device, idle):
+        return unused_module.unused(self.torch, None, idle)
 
     def random_state(self):
         return self.torch.get_rng_state()
@@ -121,6 +122,7 @@ def card(cells, monkeypatch):
     allocator.here = here
     use(Machine(allocator))
     made.allocator, made.cells, made.here = allocator, cells, here
+    cells.repeat = True
     count = iter(range(1, 100))
     cells.names.update(torch=torch, E=lambda n: torch.full((int(n) * MIB // 4,), float(next(count))), gc=gc)
     with CardMode(made):
@@ -224,8 +226,8 @@ def test_two_models_in_one_notebook(card):
         "want = end(a, b); del a, oa, b, ob; gc.collect()\na, oa = make(); step(a, oa, x); gc.collect()"
     )
     card.cap = int(2.06 * card.used())
-    options = {"checkpoint": ("b", "ob"), "only": ("holders", "collect", "caches", "spill")}
-    assert cells.guard("b, ob = make()\nstep(b, ob, x)", **options) is None
+    both = "for _ in range(1):\n    b, ob = make(); step(b, ob, x)"  # a repeat makes the model anew
+    assert cells.guard(both, only=("holders", "collect", "caches", "spill")) is None
     assert cells.report.status == "rescued"
     assert cells.report.attempts <= 4
     card.cap = 1 << 40
@@ -295,7 +297,7 @@ def test_a_real_cell_and_the_old_value_of_a_name_that_it_binds(card, loaded):
     """In IPython: x = E(50) does not read x, so the old x leaves; it dies while parked and its copy is given back."""
     loaded.user_ns.update(E=card.cells.names["E"], torch=torch)
     loaded.run_cell("x = E(60)")
-    done = loaded.run_cell("%%cuda_guard --report report\nx = E(50)")
+    done = loaded.run_cell("%%cuda_guard --repeat --report report\nx = E(50)")
     print(loaded.user_ns["report"])
     assert done.success
     report = loaded.user_ns["report"]
@@ -311,7 +313,7 @@ def test_a_cell_that_is_not_guarded_brings_back_what_an_earlier_one_left(card, l
     callbacks = loaded.events.callbacks["post_execute"]
     before = len(callbacks)
     loaded.run_cell("a, b = E(30), E(30)")
-    assert loaded.run_cell("%%cuda_guard\nx = E(60)").success
+    assert loaded.run_cell("%%cuda_guard --repeat\nx = E(60)").success
     assert card.allocator.parked() == 30 * MIB
     loaded.run_cell("1")
     assert card.allocator.parked() == 30 * MIB
@@ -322,12 +324,13 @@ def test_a_cell_that_is_not_guarded_brings_back_what_an_earlier_one_left(card, l
     assert whole(loaded.user_ns["a"], 1) and whole(loaded.user_ns["b"], 2)
 
 
-def test_a_statement_that_fails_for_another_reason_leaves_everything_in_place(card):
-    """The user's own error is raised, and the tensors are back."""
+def test_a_repeat_that_fails_for_another_reason_leaves_everything_in_place(card):
+    """The memory error is raised, what the repeat raised is said, and the tensors are back."""
     cells = card.cells
     cells.plain("big = E(60)")
     error = cells.guard("x = E(50).numel() / 0")
-    assert type(error) is ZeroDivisionError
+    assert isinstance(error, torch.OutOfMemoryError)
+    assert "the repeat ended with ZeroDivisionError: division by zero" in cells.report.notes
     assert card.allocator.parked() == 0
     assert whole(cells.names["big"], 1)
 
@@ -411,7 +414,7 @@ def test_a_guarded_function_of_a_script(card):
 
     cells = card.cells
     cells.plain("big, own, given = E(30), E(10), E(10)\ndef f(t): return E(60).numel() + t[0] + own[0]")
-    guarded = guard(quiet=True, without=("activations",))
+    guarded = guard(repeat=True, quiet=True, without=("activations",))
     function = guarded(cells.names["f"])
     assert int(function(cells.names["given"])) > 0
     assert guarded.report.status == "rescued"
@@ -424,56 +427,40 @@ def test_a_guarded_function_of_a_script(card):
         guard(reserve="much")
 
 
-@pytest.mark.parametrize("lifted", [True, False])
-def test_what_forbids_parking_is_the_reason_and_move_anyway_lifts_it(card, lifted):
-    """Skipped with the reason; with --move-anyway it parks; with --no-move it never asks."""
+def test_what_forbids_parking_is_the_reason(card):
+    """Skipped with the reason; with --no-move it never asks."""
     cells = card.cells
     cells.plain("big = E(60)")
-    if lifted:
-        card.allocator.refusal = "another thread (loader) may use CUDA meanwhile"
-    else:
-        card.allocator.moving_refused = lambda device, *, doing="move", anyway=False: doing == "park" and "no way" or ""
+    card.allocator.refusal = "another thread (loader) may use CUDA meanwhile"
     assert cells.guard("x = E(50).numel()") is not None
-    reason = cells.rung("spill").reason
-    assert reason == ("no way" if not lifted else f"{card.allocator.refusal}; --move-anyway parks nevertheless")
-    assert (cells.guard("x = E(50).numel()", move_anyway=True) is None) == lifted
+    assert cells.rung("spill").reason == card.allocator.refusal
     assert cells.guard("x = E(50).numel()", no_move=True) is not None
     assert cells.rung("spill").reason == "--no-move was given"
 
 
 @pytest.mark.parametrize("row", safety.PROCESS, ids=lambda row: row.id)
-def test_each_row_about_the_process_forbids_or_is_lifted(card, monkeypatch, row):
-    """Rows of the table that forbid parking, one by one: skipped with the reason; --move-anyway as the row says."""
+def test_each_row_about_the_process_forbids(card, monkeypatch, row):
+    """Rows of the table that forbid parking, one by one: skipped with the reason."""
     cells = card.cells
     cells.plain("big = E(60)")
-    quiet = tuple(
-        safety.Row(r.id, r.forbids, r.anyway, r.breaks, (lambda p: "it is so") if r is row else (lambda p: ""))
-        for r in safety.PROCESS
-    )
+    quiet = tuple(replace(r, look=(lambda p: "it is so") if r is row else (lambda p: "")) for r in safety.PROCESS)
     monkeypatch.setattr(safety, "PROCESS", quiet)
     card.allocator.moving_refused = lambda device, **how: safety.refusals(torch, device, **how)
     assert safety.PARK in row.forbids
     assert cells.guard("x = E(50).numel()") is not None
-    assert cells.rung("spill").reason.startswith("it is so")
-    lifted = row.anyway == safety.LIFTED
-    assert (cells.guard("x = E(50).numel()", move_anyway=True) is None) == lifted
+    assert cells.rung("spill").reason == "it is so"
     assert whole(cells.names["big"], 1)
 
 
 @pytest.mark.parametrize("row", safety.STORAGE, ids=lambda row: row.id)
-def test_each_row_about_a_storage_forbids_or_is_lifted(card, monkeypatch, row):
-    """The one storage stays and its bytes and reason are said; --move-anyway as the row says."""
+def test_each_row_about_a_storage_forbids(card, monkeypatch, row):
+    """The one storage stays and its bytes and reason are said."""
     cells = card.cells
     cells.plain("big = E(60)")
-    quiet = tuple(
-        safety.Row(r.id, r.forbids, r.anyway, r.breaks, (lambda f: "it is so") if r is row else (lambda f: ""))
-        for r in safety.STORAGE
-    )
+    quiet = tuple(replace(r, look=(lambda f: "it is so") if r is row else (lambda f: "")) for r in safety.STORAGE)
     monkeypatch.setattr(safety, "STORAGE", quiet)
     assert cells.guard("x = E(50).numel()") is not None
     assert cells.rung("spill").reason == "no tensor is idle that may be parked: 60.00 MiB is idle, but it is so"
-    lifted = row.anyway == safety.LIFTED
-    assert (cells.guard("x = E(50).numel()", move_anyway=True) is None) == lifted
 
 
 def test_autograds_graph_holds_it(card):

@@ -70,25 +70,23 @@ def predict(allocator: Allocator, device: int, request: int) -> Plan | None:
         return _plan(allocator, allocator.survey(device), request)[0]
 
 
-def compact(allocator: Allocator, device: int, *requests: int, anyway: bool = False) -> Outcome:
+def compact(allocator: Allocator, device: int, *requests: int) -> Outcome:
     """Make one free piece on `device`, if a plan says that this will succeed.
 
     Parameters
     ----------
     requests
         Bytes; the first for which there is a plan is taken.
-    anyway
-        Also where an address may be remembered elsewhere (``--move-anyway``).
     """
     with collector_paused():
-        return _compact(allocator, device, requests, anyway)
+        return _compact(allocator, device, requests)
 
 
-def _compact(allocator: Allocator, device: int, requests: tuple[int, ...], anyway: bool) -> Outcome:
+def _compact(allocator: Allocator, device: int, requests: tuple[int, ...]) -> Outcome:
     started = time.perf_counter()
     outcome = Outcome(False)
     for _ in range(TRIES):
-        found = allocator.survey(device, anyway=anyway)
+        found = allocator.survey(device)
         surveyed = time.perf_counter()
         if found.refused and not outcome.reason:
             return Outcome(False, found.refused, seconds=surveyed - started, refused=found.refused)

@@ -10,21 +10,7 @@ from typing import Any
 
 from ..allocator import Ops, Saved, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
-from . import (
-    changes,
-    libraries,
-    mover,
-    optimizers,
-    parking,
-    pure,
-    randomness,
-    recorded,
-    safety,
-    scan,
-    settings,
-    snapshot,
-    tensors,
-)
+from . import libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot
 from .reserve import Reserve
 
 __all__ = ["TorchAllocator"]
@@ -150,8 +136,8 @@ class TorchAllocator:
         return parking.release(excess)
 
     # -- live storages and moving
-    def storages(self, device: int, *, doing: str = "move", anyway: bool = False) -> list[Storage]:
-        return scan.storages(self.torch, device, doing=doing, anyway=anyway) if self._ready(device) else []
+    def storages(self, device: int, *, doing: str = "move") -> list[Storage]:
+        return scan.storages(self.torch, device, doing=doing) if self._ready(device) else []
 
     def owners(self, among: Iterable[Any] | None = None) -> Iterator[tuple[Any, int, int, int]]:
         return scan.owners(self.torch, among)
@@ -167,18 +153,18 @@ class TorchAllocator:
     def _on_card(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda)
 
-    def moving_refused(self, device: int, *, doing: str = "move", anyway: bool = False) -> str:
+    def moving_refused(self, device: int, *, doing: str = "move") -> str:
         if not self._ready(device):
             return "CUDA is not started"
-        return safety.refusals(self.torch, device, doing=doing, anyway=anyway)
+        return safety.refusals(self.torch, device, doing=doing)
 
     def rules(self) -> Rules:
         return settings.rules(self.torch)
 
-    def survey(self, device: int, *, anyway: bool = False) -> Survey:
+    def survey(self, device: int) -> Survey:
         if not self._ready(device):
             return Survey("CUDA is not started", Rules())
-        return mover.survey(self, device, anyway)
+        return mover.survey(self, device)
 
     def move(self, storage: Storage, stream: int = 0) -> int:
         with mover.current(self.torch, storage.device, stream):
@@ -217,12 +203,10 @@ class TorchAllocator:
 
         return parts_below(self.torch, value)
 
-    def unused(
-        self, device: int, idle: Callable[[Any], bool], *, anyway: bool = False
-    ) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
+    def unused(self, device: int, idle: Callable[[Any], bool]) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
         from .parking.unused import unused
 
-        return unused(self.torch, device, idle, anyway) if self._ready(device) else ([], {})
+        return unused(self.torch, device, idle) if self._ready(device) else ([], {})
 
     def park_room(self, device: int, place: str | None = None) -> int:
         from .parking import neighbour
@@ -293,39 +277,9 @@ class TorchAllocator:
         whole = (memory[0] if memory else 0) + self.torch.cuda.memory_reserved(device)
         return int(whole if limit is None else min(whole, limit))
 
-    # -- repeating a statement
+    # -- random states, so that a repeated statement draws the same numbers
     def random_state(self) -> Any:
         return randomness.take(self.torch)
 
     def set_random_state(self, state: Any) -> None:
         randomness.put_back(self.torch, state)
-
-    def follows(self, value: Any) -> bool:
-        return tensors.follows(self.torch, value)
-
-    def watch(
-        self,
-        namespace: Iterable[Any],
-        last: Any = None,
-        walk: bool = True,
-        *,
-        steps: bool | None = False,
-        older: str = "",
-    ) -> Any:
-        with self.torch._C.DisableTorchFunction():  # no code of the user's runs: of a subclass, or of a mode
-            return changes.watch(self.torch, namespace, last, walk, steps=steps, older=older)
-
-    def before_call(self, value: Any, method: str) -> Any:
-        with self.torch._C.DisableTorchFunction():
-            return optimizers.before_call(self.torch, value, method)
-
-    def before_computing(self, used: Iterable[Any], called: Iterable[Any], words: Iterable[tuple[Any, str]]) -> Any:
-        return pure.before_computing(self.torch, used, called, words)
-
-    def undo(self, mark: Any) -> None:
-        with self.torch._C.DisableTorchFunction():
-            changes.undo(mark)
-
-    def changed(self, mark: Any) -> list[str]:
-        with self.torch._C.DisableTorchFunction():
-            return changes.changed(mark)

@@ -31,24 +31,24 @@ def current(torch: Any, device: int, stream: int) -> AbstractContextManager[None
     return inside
 
 
-def survey(allocator: TorchAllocator, device: int, anyway: bool) -> Survey:
+def survey(allocator: TorchAllocator, device: int) -> Survey:
     """One pass over the collector's objects and one snapshot; the device is waited for, so that nothing is pending."""
     torch = allocator.torch
     reached, others = reach(torch)
-    refused = safety.refusals(torch, device, anyway=anyway, reached=others)
+    refused = safety.refusals(torch, device, reached=others)
     if not refused and not allocator.healthy(device):
         refused = "the CUDA context is lost"
     if refused:
         return Survey(refused, Rules())
     torch.cuda.empty_cache()  # whole free segments and pages go back to the driver
-    storages = scan.storages_of(torch, device, reached, others, anyway=anyway)
+    storages = scan.storages_of(torch, device, reached, others)
     del reached
     taken = snapshot.read(torch)
     raw = [s for s in taken["segments"] if s["device"] == device]
     now = torch.cuda.current_stream(device).cuda_stream
     # a stream that nobody holds any more may have been destroyed: nothing can be moved on it
     streams = {0, now, *(s.cuda_stream for s in others.get("stream", ()))}
-    if not anyway and any(s.get("segment_pool_id", (0, 0))[0] > 0 for s in raw):
+    if any(s.get("segment_pool_id", (0, 0))[0] > 0 for s in raw):
         return Survey("a CUDA graph's pool is alive, and the graph remembers addresses", Rules())
     driver = allocator.driver_memory(device)
     free = driver[0] - HEADROOM if driver else 0

@@ -2,8 +2,7 @@
 
 Moving (compaction) gives a storage another address; parking (spill, page) takes its memory away for a while;
 saving keeps on the host what autograd saves. Rows about the whole process stand in `PROCESS`, rows about one storage
-in `STORAGE`. Each says what it forbids, what was seen to
-break, and what ``--move-anyway`` does: `LIFTED` rows are passed over, `KEPT` rows hold even then.
+in `STORAGE`. Each says what it forbids, and what was seen to break.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from . import native, parking, threads
 from .reach import reach, referents
 
 __all__ = [
-    "KEPT",
-    "LIFTED",
     "MOVE",
     "PARK",
     "PROCESS",
@@ -38,7 +35,6 @@ __all__ = [
 MOVE, PARK, SAVE = "move", "park", "save"
 BOTH = frozenset({MOVE, PARK})
 ALL = BOTH | {SAVE}
-LIFTED, KEPT = "moves nevertheless", "stays nevertheless"
 CONSUMERS = ("cupy", "jax", "numba.cuda", "cudf", "tensorflow", "warp", "paddle")
 
 
@@ -67,7 +63,6 @@ class Row:
 
     id: str
     forbids: frozenset[str]
-    anyway: str
     breaks: str
     """What goes wrong otherwise, and how that is known."""
     look: Callable[..., str]
@@ -160,21 +155,21 @@ def _native(p: _Process) -> str:
 
 
 PROCESS = (
-    Row("backend", BOTH, KEPT, "addresses of cudaMallocAsync and of plugged-in allocators cannot be planned", _backend),
-    Row("capturing", ALL, KEPT, "CUDA refuses a synchronising call while a graph is captured", _capturing),
-    Row("graph", ALL, LIFTED, "a graph's static input that was moved is read at its old place: silently wrong (H200)",
+    Row("backend", BOTH, "addresses of cudaMallocAsync and of plugged-in allocators cannot be planned", _backend),
+    Row("capturing", ALL, "CUDA refuses a synchronising call while a graph is captured", _capturing),
+    Row("graph", ALL, "a graph's static input that was moved is read at its old place: silently wrong (H200)",
         _graph),
-    Row("ranks", ALL, LIFTED, "buffers registered with NCCL by other ranks; a DDP step of one and of two ranks was"
+    Row("ranks", ALL, "buffers registered with NCCL by other ranks; a DDP step of one and of two ranks was"
         " bitwise the same (H200)", _ranks),
-    Row("views", BOTH, LIFTED, "cupy.asarray and numba's as_cuda_array keep the address (H200)", _views),
-    Row("threads", BOTH, LIFTED, "it may allocate between two steps of the plan, or start a kernel",
+    Row("views", BOTH, "cupy.asarray and numba's as_cuda_array keep the address (H200)", _views),
+    Row("threads", BOTH, "it may allocate between two steps of the plan, or start a kernel",
         _threads),
-    Row("consumers", frozenset({PARK}), LIFTED, "a new view of a parked tensor has no memory behind it", _consumers),
-    Row("compiled", frozenset({PARK, SAVE}), KEPT, "a kernel on an emptied storage loses the context; saving:"
+    Row("consumers", frozenset({PARK}), "a new view of a parked tensor has no memory behind it", _consumers),
+    Row("compiled", frozenset({PARK, SAVE}), "a kernel on an emptied storage loses the context; saving:"
         " 512 to 417 MiB by default, 128 to 416 with reduce-overhead (H200)", _compiled),
-    Row("saving", frozenset({PARK}), KEPT, "a copy under way would read memory given away (reasoned)", _saving),
-    Row("triton", frozenset({PARK}), KEPT, "a kernel on an emptied storage loses the context (H200)", _triton),
-    Row("native", frozenset({PARK}), LIFTED, "a kernel on an emptied storage loses the context (H200)", _native),
+    Row("saving", frozenset({PARK}), "a copy under way would read memory given away (reasoned)", _saving),
+    Row("triton", frozenset({PARK}), "a kernel on an emptied storage loses the context (H200)", _triton),
+    Row("native", frozenset({PARK}), "a kernel on an emptied storage loses the context (H200)", _native),
 )  # fmt: skip
 """Tried in this order. Pending work is no row: the device is waited for before anything moves."""
 
@@ -184,16 +179,15 @@ def refusals(
     device: int,
     *,
     doing: str = MOVE,
-    anyway: bool = False,
     reached: dict[str, list[Any]] | None = None,
 ) -> str:
     """One clause why no storage of `device` may be moved (or parked) now, or an empty string.
 
-    `anyway` passes over the rows that ``--move-anyway`` lifts; `reached` is what `reach` gave, where it is at hand.
+    `reached` is what `reach` gave, where it is at hand.
     """
     process = _Process(torch, device, doing, reached)
     for row in PROCESS:
-        if doing in row.forbids and not (anyway and row.anyway == LIFTED):
+        if doing in row.forbids:
             reason = row.look(process)
             if reason:
                 return reason
@@ -250,22 +244,22 @@ def _viewed(f: Found) -> str:
 
 
 STORAGE = (
-    Row("deleter", BOTH, KEPT, "the receiver of an IPC handle keeps the old memory (reasoned; while it stays it sees"
+    Row("deleter", BOTH, "the receiver of an IPC handle keeps the old memory (reasoned; while it stays it sees"
         " what is written: H200); memory made with caching off, imported by DLPack or shared copy-on-write is not in"
         " the plan", _deleter),
-    Row("resizable", BOTH, KEPT, "torch refuses to resize it (H200: a tensor made from a cupy array)", _fixed_size),
-    Row("exported", BOTH, LIFTED, "the consumer reads the old place: JAX and CuPy miss what is written (H200)",
+    Row("resizable", BOTH, "torch refuses to resize it (H200: a tensor made from a cupy array)", _fixed_size),
+    Row("exported", BOTH, "the consumer reads the old place: JAX and CuPy miss what is written (H200)",
         _exported),
-    Row("viewed", BOTH, LIFTED, "the other library reads the old place: CuPy and Numba miss what is written (H200)",
+    Row("viewed", BOTH, "the other library reads the old place: CuPy and Numba miss what is written (H200)",
         _viewed),
 )  # fmt: skip
 """Blocks of a CUDA graph's pool or a MemPool are left out by their segment's pool id: a move would take them out."""
 
 
-def storage(found: Found, *, doing: str = MOVE, anyway: bool = False) -> str:
+def storage(found: Found, *, doing: str = MOVE) -> str:
     """One clause why this storage may not be moved (or parked), or an empty string."""
     for row in STORAGE:
-        if doing in row.forbids and not (anyway and row.anyway == LIFTED):
+        if doing in row.forbids:
             reason = row.look(found)
             if reason:
                 return reason

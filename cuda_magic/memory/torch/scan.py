@@ -78,10 +78,10 @@ def kind_of(torch: Any, value: Any) -> str:
     return "module" if issubclass(kind, torch.nn.Module) else ""
 
 
-def storages(torch: Any, device: int, *, doing: str = safety.MOVE, anyway: bool = False) -> list[Storage]:
+def storages(torch: Any, device: int, *, doing: str = safety.MOVE) -> list[Storage]:
     """Each reachable storage of `device` once, with the reason where it may not be moved (or parked)."""
     reached, others = reach(torch)
-    return storages_of(torch, device, reached, others, doing=doing, anyway=anyway)
+    return storages_of(torch, device, reached, others, doing=doing)
 
 
 def storages_of(
@@ -91,7 +91,6 @@ def storages_of(
     others: dict[str, list[Any]],
     *,
     doing: str = safety.MOVE,
-    anyway: bool = False,
 ) -> list[Storage]:
     """The same from what `reach` gave."""
     consumers, viewed = bool(safety.consumers()), safety.viewed(torch, others)
@@ -110,7 +109,7 @@ def storages_of(
         if not nbytes or (known is not None and (known.reason or not consumers)):
             continue
         seen = safety.Found(torch, handle, tensor, consumers, viewed)
-        reason = safety.storage(seen, doing=doing, anyway=anyway)
+        reason = safety.storage(seen, doing=doing)
         # the address of a copy-on-write clone is not asked for: that alone would copy it
         address = 0 if reason and safety.foreign(torch, handle) else handle.data_ptr()
         found[key] = Storage(key, device, address, nbytes, handle, reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -10,7 +9,7 @@ if TYPE_CHECKING:
     from ...memory.allocator import Allocator
     from ..situation import Room, Situation
 
-__all__ = ["Asked", "Did", "Rung", "asked", "load", "refusal"]
+__all__ = ["Asked", "Did", "Rung", "asked", "load"]
 
 
 @dataclass(frozen=True)
@@ -66,17 +65,6 @@ def asked(s: Situation) -> Asked | str:
     if not s.fault.torch_allocator or s.request is None:
         return "the request was not the caching allocator's"
     return Asked(s.allocator, s.device, room, s.request)
-
-
-def refusal(ask: Callable[[bool], str], s: Situation, does: str) -> str:
-    """Why tensors may not be moved, and that ``--move-anyway`` lifts it where it does; empty where they may.
-
-    `ask` gives the reason, with that option or without it.
-    """
-    anyway = s.options.move_anyway
-    reason = ask(anyway)
-    lifted = reason and not anyway and not ask(True)
-    return f"{reason}; --move-anyway {does} nevertheless" if lifted else reason
 
 
 def load(name: str) -> Rung:

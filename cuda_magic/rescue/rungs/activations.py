@@ -7,7 +7,7 @@ from typing import Any
 from ...errors import CudaMagicError
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did, asked, refusal
+from . import Did, asked
 
 __all__ = ["RUNG"]
 
@@ -34,7 +34,7 @@ class _Activations:
         if taken < LEAST:
             return f"the failed attempt had taken {bytes_text(taken)} before: there is little to save"
         read, device = found.allocator.moving_refused, found.device
-        return refusal(lambda anyway: read(device, doing="save", anyway=anyway), s, "does it")
+        return read(device, doing="save")
 
     def run(self, s: Situation) -> Did:
         assert s.allocator is not None and s.device is not None and s.request is not None

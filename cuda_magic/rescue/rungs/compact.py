@@ -36,11 +36,9 @@ class _Compact:
         assert s.allocator is not None and s.device is not None and s.request is not None
         # the message rounds what was asked: first all that the statement took, then the request, rounded up and as said
         sizes = sorted({s.need or s.request, s.request + s.fault.sizes.precision, s.request}, reverse=True)
-        anyway = s.options.move_anyway
-        outcome = compact(s.allocator, s.device, *sizes, anyway=anyway)
+        outcome = compact(s.allocator, s.device, *sizes)
         if outcome.refused:  # not asked before: each look at all objects takes as long as the moves
-            lifted = not anyway and not s.allocator.moving_refused(s.device, anyway=True)
-            return Did("skipped", outcome.refused + ("; --move-anyway moves nevertheless" if lifted else ""))
+            return Did("skipped", outcome.refused)
         if outcome.done:
             return Did(reason=_said(outcome), repeat=True, moved=outcome.moved)
         return Did("failed", outcome.reason, moved=outcome.moved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import CudaMagicError
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did, refusal
+from . import Did
 
 __all__ = ["RUNG"]
 
@@ -30,12 +30,12 @@ class _Page:
         if not s.fault.torch_allocator:
             return "the request was not the caching allocator's"
         device = s.device
-        refused = refusal(lambda anyway: ops.page_refused(device, anyway=anyway), s, "pages")
+        refused = ops.page_refused(device)
         if refused:
             return refused
         room = s.room()
         if room is not None and s.request is not None and room.total < s.request:
-            listed = s.allocator.storages(s.device, doing="park", anyway=s.options.move_anyway)
+            listed = s.allocator.storages(s.device, doing="park")
             could = sum(x.nbytes for x in listed if not x.reason and x.nbytes >= SMALLEST)
             del listed
             if room.total + could < s.request:
@@ -50,7 +50,7 @@ class _Page:
         ops = s.allocator.ops()
         assert ops is not None
         try:
-            s.enter(ops.paging(s.device, anyway=s.options.move_anyway, place=s.options.park))
+            s.enter(ops.paging(s.device, place=s.options.park))
         except (CudaMagicError, RuntimeError) as error:
             return Did("failed", str(error).split("\n", 1)[0])
         return Did("on", repeat=True)

@@ -10,7 +10,7 @@ from ...errors import Refused
 from ...memory.compaction import block_size
 from ...render.units import bytes_text
 from ..situation import Situation
-from . import Did, refusal
+from . import Did
 
 if TYPE_CHECKING:
     from ...memory.allocator import Allocator, Storage
@@ -83,7 +83,7 @@ class _Spill:
         if s.node is None and not s.roots:
             return "what the statement uses is not known"
         read, device = s.allocator.moving_refused, s.device
-        refused = refusal(lambda anyway: read(device, doing="park", anyway=anyway), s, "parks")
+        refused = read(device, doing="park")
         return refused or self._plan(s)
 
     def _plan(self, s: Situation) -> str:
@@ -94,7 +94,7 @@ class _Spill:
         found = reach(s.node, s.namespace, s.roots, s.shell, s.allocator)
         if found.doubt:
             return f"everything may be in use: {found.doubt}"
-        pairs, kept = s.allocator.unused(s.device, found.idle, anyway=s.options.move_anyway)
+        pairs, kept = s.allocator.unused(s.device, found.idle)
         pools = [g for g in s.allocator.segments(s.device) if g.pool_id != (0, 0)]
         pairs = [
             (storage, tensor)
@@ -181,9 +181,9 @@ class _Spill:
             return False
         if room is None or room.total < max(s.need or 0, s.request):
             return False
-        if s.options.excluded("compact") or s.allocator.moving_refused(s.device, anyway=s.options.move_anyway):
+        if s.options.excluded("compact") or s.allocator.moving_refused(s.device):
             return False
-        return compact(s.allocator, s.device, s.request, anyway=s.options.move_anyway).done
+        return compact(s.allocator, s.device, s.request).done
 
 
 RUNG = _Spill()

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...allocator import Paged
-from .. import safety, scan, tensors
+from .. import safety, scan
+from ..named import named
 from . import neighbour
 from .operands import storages
 from .pager import Figures, Pager
@@ -56,7 +57,7 @@ class Control:
         torch: Any,
         limit: Callable[[int], int],
         *,
-        candidates: Callable[[int, bool], Iterable[Any]] | None = None,
+        candidates: Callable[[int], Iterable[Any]] | None = None,
         used: Session | None = None,
         figures: Callable[[int], Any] | None = None,
         kind: str = "cuda",
@@ -78,13 +79,13 @@ class Control:
     def _read(self, device: int) -> Figures:
         return Figures(self.torch, device, lambda: self._limit(device))
 
-    def _reached(self, device: int, anyway: bool) -> Iterator[Any]:
+    def _reached(self, device: int) -> Iterator[Any]:
         ranges = [
             (s["address"], s["address"] + s["total_size"])
             for s in self.torch.cuda.memory_snapshot()
             if s["device"] == device and tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)
         ]
-        for found in scan.storages(self.torch, device, doing=safety.PARK, anyway=anyway):
+        for found in scan.storages(self.torch, device, doing=safety.PARK):
             if not found.reason and not any(a <= found.address < b for a, b in ranges):
                 yield found.handle
 
@@ -119,15 +120,15 @@ class Control:
                 watcher.retry = self._alone(watcher.pager) if watcher.pager else before
 
     # -- page
-    def page_refused(self, device: int, *, anyway: bool = False) -> str:
+    def page_refused(self, device: int) -> str:
         """Why nothing of `device` may be paged now, or an empty string."""
         if self._kind != "cuda":
             return ""
         if not self.torch.cuda.is_initialized():
             return "CUDA is not started"
-        return safety.refusals(self.torch, device, doing=safety.PARK, anyway=anyway)
+        return safety.refusals(self.torch, device, doing=safety.PARK)
 
-    def start_paging(self, device: int, *, anyway: bool = False, place: str | None = None) -> int:
+    def start_paging(self, device: int, *, place: str | None = None) -> int:
         """From now on storages of `device` leave when an op finds no room; how many bytes may. Inside `at_call`.
 
         Raises
@@ -136,12 +137,11 @@ class Control:
             If there is no `place` of that name.
         """
         there = None if place is None else neighbour.place(self.torch, place, device)
-        stop = (lambda: "") if anyway else self._stop
         found = self.session
         found.store.elsewhere, found.place = there, place or "the host"
         index = None if self._kind == "cpu" else device
-        pager = Pager(found.store, (self._kind, index), self._figures(device), stop=stop, **self._options())
-        pager.follow(self._candidates(device, anyway))
+        pager = Pager(found.store, (self._kind, index), self._figures(device), stop=self._stop, **self._options())
+        pager.follow(self._candidates(device))
         found.watcher.pager = pager
         return sum(e.nbytes for e in found.store.followed.values()) + found.store.nbytes
 
@@ -153,10 +153,10 @@ class Control:
         return f"{found[0]} was loaded and may reach a tensor past torch's dispatcher" if found else ""
 
     @contextmanager
-    def paging(self, device: int, *, anyway: bool = False, place: str | None = None) -> Iterator[None]:
+    def paging(self, device: int, *, place: str | None = None) -> Iterator[None]:
         """Paging for one statement, whoever repeats its ops."""
         with self.session.watched() as watcher:
-            self.start_paging(device, anyway=anyway, place=place)
+            self.start_paging(device, place=place)
             assert watcher.pager is not None
             if watcher.retry is None:
                 watcher.retry = self._alone(watcher.pager)
@@ -201,7 +201,7 @@ class Control:
         away, names = found.store.away, []
         for name, value in list(namespace.items()):
             if type(name) is str and not name.startswith("_"):
-                for label, _, tensor in tensors.named(self.torch, name, value):
+                for label, tensor in named(self.torch, name, value):
                     if any(s._cdata in away for s in storages(self.torch, [tensor])):
                         names.append(label)
         return found.store.nbytes, names

@@ -45,9 +45,7 @@ class _Group(NamedTuple):
     """By the address of their C++ part, alive while this is."""
 
 
-def unused(
-    torch: Any, device: int, idle: Callable[[Any], bool], anyway: bool = False
-) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
+def unused(torch: Any, device: int, idle: Callable[[Any], bool]) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
     """Storages of `device` that may be parked for a while, each with one of its tensors.
 
     Returns
@@ -84,7 +82,7 @@ def unused(
             if not address:
                 continue
             reason = _held(torch, group, gradients, handle) or safety.storage(
-                safety.Found(torch, handle, first, consumers, viewed), doing=safety.PARK, anyway=anyway
+                safety.Found(torch, handle, first, consumers, viewed), doing=safety.PARK
             )
             if reason:
                 kept[reason] = kept.get(reason, 0) + nbytes
