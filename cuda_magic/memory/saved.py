@@ -55,6 +55,8 @@ class Graphs:
     places: tuple[Place, ...] = ()
     kept: tuple[Kept, ...] = ()
     moved: frozenset[tuple[int, int]] = frozenset()
+    shared: tuple[tuple[str, int], ...] = ()
+    """(variable, bytes) of what a graph behind another variable keeps too: without the name it stays."""
 
 
 def _without_index(path: str) -> str:
@@ -76,11 +78,13 @@ def graphs(search: Search) -> Graphs:
     groups: dict[str, list[object]] = {}
     several: set[str] = set()
     paths: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for met in sorted(search.met, key=lambda met: met.root.kind == "traceback"):
         if met.kind == "graph":
             name = _without_index(met.path)
             groups.setdefault(name, []).append(met.value)
             paths.setdefault(name, met.path)
+            owners.setdefault(name, met.root.name if met.root.kind == "variable" else "")
             if name != met.path:
                 several.add(name)
     if not groups:
@@ -90,11 +94,16 @@ def graphs(search: Search) -> Graphs:
     places: dict[tuple[str, int], tuple[list[int], dict[str, None]]] = {}
     kept: dict[int, list[int]] = {}
     moved: set[tuple[int, int]] = set()
+    shared: Counter[str] = Counter()
+    by_variables = [owners[name] for name in groups]
     for row in search.allocator.saved(list(groups.values()), _outermost(modules)):
         sums = kept.setdefault(row.root, [row.graphs, 0])
         for device, key, nbytes in row.storages:
             by = search.by_storage.get((device, key))
             sums[1] += nbytes
+            owner = by_variables[row.root]
+            if by is not None and by[0] == "variable" and owner and by[1] != owner:
+                shared[by[1]] += nbytes
             if (search.device is not None and device != search.device) or (by is not None and by[0] != "traceback"):
                 continue
             if by is not None:
@@ -111,6 +120,7 @@ def graphs(search: Search) -> Graphs:
             for root, (count, nbytes) in sorted(kept.items(), key=lambda item: -item[1][1])
         ),
         frozenset(moved),
+        tuple(shared.items()),
     )
 
 

@@ -24,8 +24,8 @@ __all__ = ["Held", "Met", "Root", "Search", "tracebacks", "user_variables", "var
 
 SECONDS = 0.3
 """How long one search looks: 100,000 objects and more, of which a notebook's variables lead to a tenth as a rule."""
-LEAST = 0.02
-"""Seconds that a later part of the same search has in any case."""
+LEAST = 0.05
+"""Seconds that a search has for what holds nothing itself, and a later part of it in any case."""
 TURN = 5000
 """Objects of one root before it is the others' turn: a data set of millions must not hide the model behind it."""
 PARTS = 1000
@@ -95,7 +95,7 @@ class Search:
     seconds
         How long `held` may look, all its calls together.
     enough
-        Bytes that there are in all: as soon as so many are found there is nothing left to look for.
+        Bytes that there are in all: once so many are found, graphs and modules are looked for a little longer.
     """
 
     def __init__(
@@ -141,16 +141,15 @@ class Search:
     def held(self, roots: Iterable[Root], by_module: bool = False) -> list[Held]:
         """A row for each root and device; with `by_module` a variable's submodules have rows of their own."""
         rows: _Rows = {}
-        ends = time.perf_counter() + self._left
+        ends, found = time.perf_counter() + self._left, False
         waiting: deque[Iterator[None]] = deque(self._look(root, by_module, rows) for root in roots)
         while waiting:
             one = waiting.popleft()
             for steps, _ in enumerate(one, 1):
                 if self._missing is not None and self._missing <= 0:
-                    waiting.clear()
-                    break
+                    ends, self._missing, found = min(ends, time.perf_counter() + LEAST), None, True
                 if not steps % 64 and time.perf_counter() > ends:
-                    self.cut = True
+                    self.cut = not found
                     waiting.clear()
                     break
                 if steps >= TURN and waiting:

@@ -105,7 +105,17 @@ def _others(c: Case) -> list[NextStep]:
 
 
 def _holders(c: Case) -> list[NextStep]:
-    steps = []
+    """Those that give what is missing, each by itself, else all together; none where all would not do."""
+    missing, found = _missing(c), _letting_go(c)
+    alone = [step for size, step in found if size >= missing]
+    if alone or sum(size for size, _ in found) < missing:
+        return alone
+    return [step for _, step in found]
+
+
+def _letting_go(c: Case) -> list[tuple[int, NextStep]]:
+    """(bytes, step) of shown values, kept exceptions and private pools."""
+    steps: list[tuple[int, NextStep]] = []
     names = c.s.names()
     for holder in c.where.holders:
         size = holder.nbytes or 0
@@ -113,12 +123,12 @@ def _holders(c: Case) -> list[NextStep]:
             continue
         if holder.kind == "output" and not c.s.options.free_outputs:
             why = f"{holder.name}, a shown value, holds {bytes_text(size)}"
-            steps.append(NextStep(why, "%%cuda_guard --free-outputs"))
+            steps.append((size, NextStep(why, "%%cuda_guard --free-outputs")))
         elif holder.kind == "variable" and issubclass(type(names.get(holder.name)), BaseException):
             why = f"the exception kept as {holder.name} holds {bytes_text(size)} through its traceback"
-            steps.append(NextStep(why, f"del {holder.name}"))
+            steps.append((size, NextStep(why, f"del {holder.name}")))
         elif holder.kind == "private-pool":
-            steps += _pools(c, size)
+            steps += [(size, step) for step in _pools(c, size)]
     return steps
 
 
@@ -181,10 +191,13 @@ def _variables(c: Case) -> list[NextStep]:
     held = [h for h in held if not issubclass(type(c.s.names().get(h.name)), BaseException)]
     held = [h for h in held if not uses(h.name, c.node_names, c.s.namespace)]  # the statement needs it itself
     missing = _missing(c)
+    shared = dict(c.where.shared)
+    frees = {h.name: (h.nbytes or 0) - shared.get(h.name, 0) for h in held}
+    held = sorted((h for h in held if frees[h.name] >= MIB), key=lambda h: -frees[h.name])
     enough, sum_of = [], 0
     for one in held[:MOST]:
         enough.append(one)
-        sum_of += one.nbytes or 0
+        sum_of += frees[one.name]
         if sum_of >= missing:
             break
     if not enough or sum_of < missing:  # all that may be let go of would not do

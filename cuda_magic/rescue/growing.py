@@ -17,8 +17,8 @@ _ADDS = ("append", "add", "appendleft")
 def leaks(c: Case) -> list[NextStep]:
     """``total += loss``: through the sum the graph of each earlier iteration stays."""
     steps = []
-    for one in c.where.kept:
-        if one.count < 2 or one.nbytes < max(c.request // 4, MIB) or c.kind == "context":
+    for one in c.where.kept if c.s.fault.kind.repeat == "ladder" else ():
+        if one.count < 2 or one.nbytes < max(c.request // 4, MIB):
             continue
         where = f" of {one.local}" if one.local else ""
         why = f"graphs of {one.count} earlier iterations are kept through {one.name}{where} ({bytes_text(one.nbytes)})"
@@ -41,9 +41,9 @@ def leaks(c: Case) -> list[NextStep]:
 def results(c: Case) -> list[NextStep]:
     """A list that a loop fills with tensors: they can wait on the host."""
     steps = []
-    for one in c.where.gathered:
+    for one in c.where.gathered if c.s.fault.kind.repeat == "ladder" else ():
         graphs = next((k for k in c.where.kept if (k.name, k.local) == (one.name, one.local)), None)
-        if one.nbytes + (graphs.nbytes if graphs else 0) < max(c.request // 4, MIB) or c.kind == "context":
+        if one.nbytes + (graphs.nbytes if graphs else 0) < max(c.request // 4, MIB):
             continue
         found = next(_kept(one.name, _trees(c, one.local)), None)
         if found is None:

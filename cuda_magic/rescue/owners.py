@@ -47,6 +47,8 @@ class Found:
     holders: list[Holder]
     kept: tuple[Kept, ...] = ()
     gathered: tuple[Kept, ...] = ()
+    shared: tuple[tuple[str, int], ...] = ()
+    """(variable, bytes) of what a graph behind another variable keeps too."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def look(
     found += _saved(kept, Lines(error, namespace, search) if error is not None else None)
     if allocated is None or allocated - sum(h.nbytes or 0 for h in found) > little:
         found += _unreached(search)
-    return Found(sorted(found, key=lambda h: -(h.nbytes or 0)), kept.kept, tuple(one for one, _ in lists))
+    return Found(sorted(found, key=lambda h: -(h.nbytes or 0)), kept.kept, tuple(one for one, _ in lists), kept.shared)
 
 
 def _saved(kept: Graphs, lines: Lines | None) -> list[Holder]:

@@ -45,6 +45,8 @@ class Survey:
     """Containers that hold several tensors."""
     trees: tuple[ast.AST, ...] = ()
     """The functions whose variables those are."""
+    shared: tuple[tuple[str, int], ...] = ()
+    """(variable, bytes) of what a graph behind another variable keeps too."""
 
 
 def survey(s: Situation, error: BaseException | None) -> Survey:
@@ -111,10 +113,10 @@ def _survey(s: Situation, error: BaseException | None) -> Survey:
         capacity = card.memory.total - (card.memory.reserved or 0)
     before = s.memory.get("at failure")
     if before is not None and not seen.kept:  # the frames of the failure are gone, and what they held with them
-        seen = Found(seen.holders, before.kept, seen.gathered or before.gathered)
+        seen = Found(seen.holders, before.kept, seen.gathered or before.gathered, seen.shared)
     local = {one.local for one in (*seen.kept, *seen.gathered) if one.local}
     text = tuple(trees(error, local)) if local else ()
-    return Survey(tuple(found), room, capacity, s.others(), _elsewhere(s), seen.kept, seen.gathered, text)
+    return Survey(tuple(found), room, capacity, s.others(), _elsewhere(s), seen.kept, seen.gathered, text, seen.shared)
 
 
 def _roots(s: Situation, error: BaseException | None) -> list[Root]:

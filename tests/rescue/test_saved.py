@@ -183,6 +183,17 @@ def test_what_gives_too_little_is_not_advised(net):
     assert not any(line.startswith("del ") for _, line in steps(net))
 
 
+def test_a_name_whose_tensor_a_graph_keeps_is_not_to_be_deleted(net):
+    """The graph behind loss holds x too: without loss, del x gives nothing."""
+    net.plain("x = torch.randn(6 << 20); w = torch.zeros(1, requires_grad=True); loss = (w * x).sum()")
+    assert net.guard("z = torch.empty(12 << 20)", **CHEAP) is not None
+    assert rows(net, "variable")["x"].nbytes == 24 * MIB
+    assert "del x" not in [line for _, line in steps(net)]
+    net.plain("del loss")
+    assert net.guard("z = torch.empty(12 << 20)", **CHEAP) is not None
+    assert "del x" in [line for _, line in steps(net)]
+
+
 def test_who_names_it_too(net):
     """`%gpu_mem --who` has the same words, and no code of a hook's runs for it."""
     net.plain(
