@@ -18,6 +18,7 @@ import gc
 import inspect
 import sys
 import threading
+import time
 import types
 import weakref
 from collections import Counter, deque
@@ -31,7 +32,9 @@ __all__ = ["Below", "Reach", "reach"]
 OWN = 2000
 """Objects that may be frozen: Python 3.12 freezes 375 of its own at its start. A user's gc.freeze() takes thousands."""
 BUDGET = 500_000
-"""Objects that are looked at: about 2 s. With more than that everything counts as in use."""
+"""Objects that are looked at. With more than that everything counts as in use."""
+SECONDS = 0.6
+"""How long they are looked at: the same then."""
 _ATOMS = (int, float, complex, str, bytes, bytearray, type(None), types.CodeType, types.ModuleType)
 _OPAQUE = (types.FrameType, types.TracebackType, types.BuiltinFunctionType)
 """Not looked into. What they refer to has then a reference from outside, so it is in use."""
@@ -128,7 +131,7 @@ def reach(
         return Reach("objects are frozen (gc.freeze): who refers to them cannot be seen")
     graph = _Graph(namespace, shell, below or _Nothing())
     if graph.overflow:
-        return Reach(f"the variables lead to more than {BUDGET} objects")
+        return Reach("the variables lead to more objects than can be looked through in time")
     return graph.settle(names, [id(root) for root in roots])
 
 
@@ -159,6 +162,7 @@ class _Graph:
         self.overflow = False
         self._machinery = [namespace, *_shell_holders(namespace, shell)]
         self._stop = {id(namespace), id(sys.modules), id(vars(sys.modules["builtins"]))}
+        ends = time.perf_counter() + SECONDS
         todo: deque[Any] = deque()
         for name, value in list(namespace.items()):
             if type(name) is str and self._follows(value):
@@ -171,7 +175,7 @@ class _Graph:
             value = todo.popleft()
             if id(value) in self.nodes:
                 continue
-            if len(self.nodes) >= BUDGET:
+            if len(self.nodes) >= BUDGET or (not len(self.nodes) % 256 and time.perf_counter() > ends):
                 self.overflow = True
                 return
             self.nodes[id(value)] = value
@@ -251,12 +255,13 @@ class _Graph:
         Running top-level code is left out, for which exec makes a function too: nobody can call that.
         """
         found = []
-        for value in gc.get_objects():
+        kinds = {types.FunctionType, *_SUSPENDED}
+        for value in [one for one in gc.get_objects() if type(one) in kinds]:
             kind = type(value)
             if kind is types.FunctionType:
                 if value.__globals__ is self.namespace:
                     found.append((id(value), value.__code__))
-            elif kind in _SUSPENDED:
+            else:
                 frame = getattr(value, "gi_frame", None) or getattr(value, "cr_frame", None)
                 frame = frame or getattr(value, "ag_frame", None)
                 if frame is not None and frame.f_globals is self.namespace:
@@ -267,9 +272,13 @@ class _Graph:
         """Nodes that something outside of the graph refers to."""
         ours = {id(self.nodes), id(self.edges), id(self.known), id(self.by_name), id(self._machinery)}
         ours |= {id(holder) for holder in self._machinery}
-        outside = [o for o in gc.get_objects() if id(o) not in self.nodes and id(o) not in ours]
-        found = set(filter(self.nodes.__contains__, map(id, gc.get_referents(*outside))))
-        del outside
+        ours |= self.nodes.keys()
+        everything = gc.get_objects()
+        found: set[int] = set()
+        for first in range(0, len(everything), 10_000):
+            outside = [o for o in everything[first : first + 10_000] if id(o) not in ours]
+            found.update(filter(self.nodes.__contains__, map(id, gc.get_referents(*outside))))
+        outside = everything = []  # they refer to the nodes too
         # what the way of counting itself refers to: told by an object that only the dict of the nodes holds
         counts = _counts(self.nodes)
         own = _counts({0: object()})[0]

@@ -328,7 +328,7 @@ def test_too_many_objects_are_a_doubt(monkeypatch):
     names = namespace("x = [[i, []] for i in range(100)]")
     found, doubt = idle("x = 1", names)
     assert not found
-    assert "more than 20 objects" in doubt
+    assert "more objects than can be looked through" in doubt
 
 
 # -- random programs, compared with a run that notes what it touches
