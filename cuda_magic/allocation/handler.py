@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from .native import NO_ROOM, TRY_AGAIN, USE_HOST
 
@@ -31,7 +31,25 @@ _SAID = {
 
 
 class Room(Protocol):
-    """One library's memory on its devices, as the handler sees it. Sizes in bytes; none of this raises."""
+    """One library's memory on its devices, as the handler sees it. Sizes in bytes."""
+
+    def begin(
+        self, reached: Callable[[], Iterable[Any]], idle: Callable[[], Iterable[Any]], limit: int | None = None
+    ) -> None:
+        """A guarded cell begins. `reached` and `idle` give roots of what it can reach and cannot."""
+        ...
+
+    def end(self) -> int:
+        """It has ended: what has room comes back; bytes that stay on the host."""
+        ...
+
+    def listen(self, handler: Callable[[int, int, int], int] | None) -> None:
+        """Who is asked when there is no room; None: nobody."""
+        ...
+
+    def out_bytes(self) -> int:
+        """Bytes that went to the host in this cell, what was made there included."""
+        ...
 
     def refused(self, device: int) -> str:
         """Why nothing at all may be done now (a CUDA graph is being captured), or an empty string."""
@@ -161,7 +179,10 @@ class Handler:
                 continue
             if tries == 0 and way == "garbage" and self._young():
                 continue
-            self._try(way, device, wanted)
+            try:
+                self._try(way, device, wanted)
+            except Exception as error:  # noqa: BLE001 - the next way may help, and the report says it
+                self.broken = error
             if room.free(device) >= wanted and tries < _MOST_TRIES:
                 return TRY_AGAIN
         if room.free(device) >= nbytes and tries < _MOST_TRIES:
@@ -200,8 +221,9 @@ class Handler:
             done.note(room.caches(device))
         elif way == "errors":
             said = self.errors(device) if self.errors is not None else ""
-            done.note(said)
             if said:
+                done.note(f"let go of {said}")
+                self._collect()  # a traceback and its frames refer to each other
                 room.caches(device)
         elif way == "garbage":
             self._collect()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from ..allocation.handler import Room
     from .compaction.rules import Rules
 
 __all__ = [
@@ -262,6 +263,11 @@ class Allocator(Protocol):
 
     def release_host(self, *, excess: bool = False) -> int:
         """Give back the host memory that parking kept for the next time; bytes. `excess`: only where it is much."""
+        ...
+
+    # -- room for a request that finds none
+    def room(self) -> Room | str:
+        """Makes room in the middle of a request; a string where requests cannot be met here: why."""
         ...
 
     # -- live storages and moving

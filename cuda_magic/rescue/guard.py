@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
+from ..allocation.session import Session
 from ..machine import machine
 from ..memory.torch import ranks
+from ..render.units import bytes_text
 from . import figures, randomness, waiting
 from .report import Report
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import ast
     from types import CodeType
 
+    from ..allocation.handler import Done
     from ..cells.inside import Inside
     from ..cells.rescuer import Step
     from ..memory.allocator import Allocator
@@ -34,6 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardRun", "Trial", "count_ooms", "to_stderr"]
 
+SHARE = 0.25
+"""Of a card: below it no operation is watched, where requests cannot be met."""
+_WAITS = (
+    "{} of this kernel's tensors are on the host, since the card has no room for them; "
+    "they work as they are, more slowly, and come back when there is room"
+)
 _SHOWN = "the plain cell would have shown this error and gone on; the guard ends the cell"
 
 
@@ -118,6 +127,8 @@ class GuardRun:
         self.seen = 0
         """Errors of that count that reached the guard."""
         self.set_aside: SetAside | None = None
+        self.session: Session | None = None
+        """Makes room inside the allocation, from the first statement on."""
         self._waits = ""
         self._collects = False
         """Whether Python's collector is to be switched on again."""
@@ -144,6 +155,7 @@ class GuardRun:
                 allocator.settle()  # what an earlier cell had to leave elsewhere
             self.ooms = count_ooms(allocator)
         self.namespace = namespace
+        self._arm(allocator, step, namespace)
         if self.step is None or step.index != self.step.index:
             if self.step is not None:
                 self.done.append(self.step.node)  # what they read is asked only in a rescue
@@ -156,12 +168,37 @@ class GuardRun:
                 self.trial.random = randomness.take(allocator or machine().allocator())
         self.trial.attempts += 1
 
+    def _arm(self, allocator: Allocator | None, step: Step, namespace: dict[str, Any]) -> None:
+        """From here on room is made where memory is asked for. A statement may have imported the library."""
+        if self.session is None:
+            options = self.options
+            moving = not options.no_move and not options.only
+            own = bool(options.shrink or options.otherwise or options.wait)
+            self.session = Session(
+                namespace,
+                errors=self._errors,
+                say=self._say_room,
+                moves=moving,
+                own_way=own,
+                limit=options.limit,
+            )
+        self.session.begin(allocator or machine().allocator(), step.code)
+
+    def _say_room(self, line: str) -> None:
+        self.say(f"cuda_guard: {line}")
+
+    def _errors(self, device: int) -> str:
+        """Let go of earlier failures; which."""
+        from .rungs.holders import let_go
+
+        return let_go(machine().allocator(), device, self.namespace, self.shell)
+
     def during(self, step: Step) -> AbstractContextManager[Any] | None:
         inside, code = None, step.code
         if code is not None and ("run_line_magic" in code.co_names or "run_cell_magic" in code.co_names):
             inside = self._in_magic(code)
         self._inside = inside
-        if self.trial.attempts < 2:
+        if self.trial.attempts < 2 and not self._unmet():
             return inside
         entered = self._in_force = self.modes.pop_all()
         for mode in (self._at_call(), inside):
@@ -172,6 +209,17 @@ class GuardRun:
                     entered.close()
                     raise
         return entered
+
+    def _unmet(self) -> bool:
+        """Whether requests cannot be met here, and a share of the card is used: then an operation is tried again."""
+        allocator = machine().allocator()
+        if self.session is None or not self.session.reason or allocator is None or not allocator.started():
+            return False
+        for device in allocator.devices():
+            memory = allocator.driver_memory(device)
+            if memory is not None and allocator.stats(device).reserved > SHARE * memory[1]:
+                return True
+        return False
 
     def _in_magic(self, code: CodeType) -> Inside | None:
         """What raises an error that a magic would show itself."""
@@ -268,9 +316,26 @@ class GuardRun:
             times = sum(call.times for call in calls)
             ops = "one operation" if times == 1 else f"{times} operations"
             self.say(f"cuda_guard: {ops} ran out of GPU memory; room was made and nothing else was repeated")
+        made = self.made()
+        if made:
+            self.say(f"cuda_guard: {self._summary()}")
         if self._waits:  # under an error the report says it
             self.say(f"cuda_guard: {self._waits}")
-        self.bind(self._report("rescued" if self.rescued or calls else "ok"))
+        self.bind(self._report("rescued" if self.rescued or calls or made else "ok"))
+
+    def made(self) -> list[Done]:
+        """What made room inside the allocation."""
+        handler = self.session.handler if self.session is not None else None
+        return handler.helped() if handler is not None else []
+
+    def _summary(self) -> str:
+        """One line at the end of a cell for which room was made."""
+        assert self.session is not None and self.session.handler is not None
+        times = self.session.handler.requests - self.session.handler.failed
+        count = "once" if times == 1 else "twice" if times == 2 else f"{times} times"
+        out = self.session.out_bytes
+        went = f" ({bytes_text(out)} went to the host)" if out else ""
+        return f"GPU memory ran out {count}; room was made{went} and nothing was repeated"
 
     def left(self) -> None:
         """An interrupt may have come where nobody was told of it: what is in force ends now."""
@@ -284,6 +349,11 @@ class GuardRun:
     def _close(self) -> None:
         self.modes.close()
         self.attempt_ended()
+        if self.session is not None:
+            self.session.end()
+            if self.session.left:
+                self._waits = _WAITS.format(bytes_text(self.session.left))
+                self.notes.append(self._waits)
         allocator = machine().allocator()
         before = count_ooms(allocator) if allocator is not None and allocator.parked() else None
         waits = waiting.note(self.shell, self.namespace, ended=not self.inner)
@@ -301,7 +371,9 @@ class GuardRun:
 
     def _report(self, status: str, error: BaseException | None = None) -> Report:
         unseen = self.ooms is not None and count_ooms(machine().allocator()) > self.ooms + self.seen
-        if status == "ok" and not self.notes and not unseen:
+        session = self.session
+        asked = session is not None and session.handler is not None and session.handler.requests
+        if status == "ok" and not self.notes and not unseen and not asked:
             return _nothing_to_rescue(machine().label)
         from .outcome import report
 

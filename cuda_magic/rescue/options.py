@@ -65,6 +65,8 @@ class GuardOptions:
     """Another card, as in cuda:1, where spill, activations and page let tensors wait; None: the host"""
     reserve: int = 0
     """Bytes of --reserve"""
+    limit: int | None = None
+    """Bytes that this process may have of the current device while the cell runs"""
 
     @property
     def names(self) -> bool:

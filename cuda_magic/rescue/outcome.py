@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..machine import machine
 from ..memory.torch import ranks
 from .guard import count_ooms
-from .report import Report
+from .report import Report, RoomMade
 
 if TYPE_CHECKING:
     from ..memory.allocator import Paged
@@ -30,13 +30,21 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     if run.ooms is not None:
         absorbed = run.calls.absorbed if run.calls is not None else 0
         handled = max(0, count_ooms(machine().allocator()) - run.ooms - run.seen - absorbed)
+    notes = list(run.notes)
+    handler = run.session.handler if run.session is not None else None
+    if handler is not None and status not in ("ok", "rescued"):
+        notes += [f"no room was made where memory was asked for: {reason}" for reason in handler.reasons]
+        if handler.broken is not None:
+            notes.append(f"the allocation handler failed ({type(handler.broken).__name__}: {handler.broken})")
     own = [_CUDNN] if handled and run.calls is None and not machine().label else []
     trial, step = run.trial, run.step
     fault = trial.fault
     common: dict[str, Any] = {
         "attempts": max(1, trial.attempts),
+        "room": _room(run),
+        "requests": run.session.handler.requests if run.session is not None and run.session.handler is not None else 0,
         "rungs": tuple(run.rungs),
-        "notes": (*run.notes, *(run.calls.said() if run.calls is not None else ()), *own),
+        "notes": (*notes, *(run.calls.said() if run.calls is not None else ()), *own),
         "handled": handled,
         "calls": run.calls.rescues if run.calls is not None else (),
         "paged": paged,
@@ -89,6 +97,24 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
         next_steps=next_steps(s, where, refused, step.node, run.done),
         loops=isinstance(step.node, (ast.For, ast.AsyncFor, ast.While)),
         **common,
+    )
+
+
+_WHAT = {
+    "caches": "what torch and other libraries had cached",
+    "errors": "earlier failures were let go of",
+    "garbage": "reference cycles",
+    "holes": "memory from between live tensors; no tensor moved",
+    "saved": "what autograd saved for the backward pass waits on the host",
+    "pages": "tensors that are needed last lie on the host, under the same address",
+    "host": "new tensors were made on the host",
+}
+
+
+def _room(run: GuardRun) -> tuple[RoomMade, ...]:
+    return tuple(
+        RoomMade(done.id, done.times, done.nbytes, done.seconds, "; ".join(done.notes) or _WHAT[done.id])
+        for done in run.made()
     )
 
 

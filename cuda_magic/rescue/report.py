@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .ladder import RungResult
     from .owners import Holder
 
-__all__ = ["Report"]
+__all__ = ["Report", "RoomMade"]
 
 SHOWN = 12
 """Holders that are shown; `holders` has all."""
@@ -34,6 +34,17 @@ _STATUS = {
     "not-repeated": "not repeated",
     "failed": "not rescued",
 }
+
+
+@dataclass(frozen=True)
+class RoomMade:
+    """What one way did inside the allocation, in one cell; nothing was repeated. Sizes in bytes."""
+
+    id: str
+    times: int
+    freed_bytes: int
+    seconds: float
+    what: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,6 +71,10 @@ class Report(Result):
     cached: int | None = None
     largest_free: int | None = None
     capacity: int | None = None
+    room: tuple[RoomMade, ...] = ()
+    """What made room where memory was asked for, before any error."""
+    requests: int = 0
+    """How often memory was asked for and there was none."""
     rungs: tuple[RungResult, ...] = ()
     holders: tuple[Holder, ...] = ()
     next_steps: tuple[NextStep, ...] = ()
@@ -92,6 +107,7 @@ class Report(Result):
         if self.status not in ("ok", "rescued", "error"):  # what to do first, then why
             found += self._steps()
             found += self._holders()
+        found += self._room()
         found += self._rungs()
         found += self._at_call()
         return found
@@ -114,6 +130,16 @@ class Report(Result):
             if self.loops:
                 text += " It is a loop: each repeat started it again."
         return text
+
+    def _room(self) -> list[Block]:
+        """What was done before any error, one row a way."""
+        if not self.room:
+            return []
+        rows = [
+            (way.id, str(way.times), bytes_text(way.freed_bytes), f"{way.seconds:.2f} s", way.what) for way in self.room
+        ]
+        caption = "Room was made where memory was asked for; nothing was repeated"
+        return [Table(("way", "times", "made free", "took", "what"), rows, frozenset({1, 2, 3}), caption)]
 
     def _rungs(self) -> list[Block]:
         """What was done, one row each, and what could not help, by reason."""

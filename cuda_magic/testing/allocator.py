@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Refused
 from ..memory.allocator import Reserve, Saved, Segment, Stats, Storage, Survey
@@ -18,6 +18,9 @@ from .card import GRANULE, Card
 from .errors import error
 from .parking import Parking
 from .tensor import PracticeStorage, PracticeTensor
+
+if TYPE_CHECKING:
+    from .room import PracticeRoom
 
 __all__ = ["PracticeAllocator"]
 
@@ -40,6 +43,7 @@ class PracticeAllocator:
         """The stream that new tensors are made on."""
         self._bypassed = False
         self.parking = Parking(self)
+        self._room: PracticeRoom | None = None
         self._storages: dict[int, weakref.ref[PracticeStorage]] = {}
         self._tensors: dict[int, weakref.ref[PracticeTensor]] = {}
         self._serial = 0
@@ -118,6 +122,24 @@ class PracticeAllocator:
                     self.caching[device].give(block)
             finally:
                 self._busy = False
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Somebody makes room in the middle of a request: what is dropped meanwhile goes back at once."""
+        busy, self._busy = self._busy, False
+        self._settle()
+        try:
+            yield
+        finally:
+            self._settle()
+            self._busy = busy
+
+    def room(self) -> PracticeRoom:
+        if self._room is None:
+            from .room import PracticeRoom
+
+            self._room = PracticeRoom(self)
+        return self._room
 
     # -- readings
     def started(self) -> bool:

@@ -10,9 +10,10 @@ tests/gpu/test_practice_gpu.py.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from ..allocation.native import HOST, NO_ROOM, TRY_AGAIN, USE_HOST
 from ..memory.allocator import Block as BlockRecord
 from ..memory.allocator import Segment as SegmentRecord
 from ..memory.allocator import Stats
@@ -88,6 +89,8 @@ class Caching:
         self.limit: int | None = None
         """Bytes that may be reserved (the per-process memory fraction)."""
         self.rules = Rules()
+        self.ask: Callable[[int, int, int], int] | None = None
+        """Who is asked when the driver has no room, as the native shim asks (allocation/handler.py)."""
         self.pools: dict[tuple[int, bool], Pool] = {}
         self.heads: list[Block] = []
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
@@ -172,11 +175,10 @@ class Caching:
 
     def _grow(self, pool: Pool, size: int) -> Block | None:
         nbytes = self.rules.segment_size(size)
-        if self.limit is not None and self.reserved + nbytes > self.limit:
-            return None
         if self.expandable:
-            return self._expand(pool, size)
-        address = self.card.allocate(nbytes)
+            within = self.limit is None or self.reserved + nbytes <= self.limit
+            return self._expand(pool, size) if within else None
+        address = self._from_driver(nbytes)
         if address is None:
             return None
         self.device_mallocs += 1
@@ -184,6 +186,24 @@ class Caching:
         block = Block(address, nbytes, Segment(address, nbytes), pool)
         self.heads.append(block)
         return block
+
+    def room(self) -> int:
+        """What a segment may have: of the driver, and within the limit."""
+        free = self.card.free
+        return free if self.limit is None else min(free, self.limit - self.reserved + self.card.elsewhere)
+
+    def _from_driver(self, nbytes: int) -> int | None:
+        """The address of a new segment; where there is no room whoever listens is asked to make it, and tried again."""
+        tries = 0
+        while True:
+            if nbytes <= self.room():
+                return self.card.allocate(nbytes)
+            answer = self.ask(self.card.index, nbytes, tries) if self.ask is not None else NO_ROOM
+            if answer == USE_HOST:
+                return self.card.allocate(nbytes, HOST)
+            if answer != TRY_AGAIN:
+                return None
+            tries += 1
 
     def _reserve(self, nbytes: int) -> None:
         self.reserved += nbytes

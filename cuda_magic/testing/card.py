@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..allocation.native import CARD
 from ..devices.model import Device, Memory, Process
 from .errors import error
 
@@ -16,6 +17,10 @@ __all__ = ["GRANULE", "Card", "Contents", "OtherProcess"]
 MIB = 1 << 20
 GRANULE = 2 * MIB
 """The driver gives memory in multiples of this (cudaMalloc on an H200)."""
+CHUNK = 32 * MIB
+"""Stretches of large segments whose memory can be exchanged, as the native shim makes them."""
+CHUNKED = 20 * MIB
+"""Segments from this size on are made of such stretches."""
 _BASE = 0x7F_0000_0000_00
 _PER_DEVICE = 1 << 42
 
@@ -96,6 +101,8 @@ class Card:
     """Chooses addresses in place of the driver's first fit: a comparison with a real card gives the real ones."""
     host: str = ""
     """The practice host that it stands in: cards of two hosts are different cards."""
+    chunks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """{address: (size, where)} of what large segments are made of, where as in allocation/native.py."""
     _ranges: list[tuple[int, int]] = field(default_factory=list)
     _held: int = 0
 
@@ -133,18 +140,40 @@ class Card:
                 raise error("runtime")
             self.started = True
 
-    def allocate(self, nbytes: int) -> int | None:
+    def allocate(self, nbytes: int, where: int = CARD) -> int | None:
         """The address of `nbytes` new bytes (a multiple of `GRANULE`), None where they are not free."""
-        if nbytes > self.free:
+        if where == CARD and nbytes > self.free:
             return None
         address = self.reserve(nbytes)
-        self._held += nbytes
+        if nbytes >= CHUNKED or where != CARD:
+            for at in range(0, nbytes, CHUNK):
+                self.chunks[address + at] = (min(CHUNK, nbytes - at), where)
+        if where == CARD:
+            self._held += nbytes
         return address
 
     def release(self, address: int, nbytes: int) -> None:
         """What `allocate` gave goes back."""
         self.unreserve(address, nbytes)
-        self._held -= nbytes
+        elsewhere = 0
+        for at in range(address, address + nbytes, CHUNK):
+            size, where = self.chunks.pop(at, (0, CARD))
+            elsewhere += size if where != CARD else 0
+        self._held -= nbytes - elsewhere
+
+    def exchange(self, address: int, where: int) -> int:
+        """Put a chunk to another place, its contents with it; bytes that moved, 0 where there is no room."""
+        size, before = self.chunks[address]
+        if before == where or (where == CARD and size > self.free):
+            return 0
+        self.chunks[address] = (size, where)
+        self._held += size * ((where == CARD) - (before == CARD))
+        return size
+
+    @property
+    def elsewhere(self) -> int:
+        """Bytes of segments with no memory of the card behind them now."""
+        return sum(size for size, where in self.chunks.values() if where != CARD)
 
     def reserve(self, nbytes: int) -> int:
         """Addresses without memory behind them: the lowest gap that is wide enough."""

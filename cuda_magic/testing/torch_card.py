@@ -10,11 +10,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..allocation.native import NO_ROOM, TRY_AGAIN, USE_HOST
 from ..devices.model import Device, Memory, Process, Reading
 from ..errors import Refused
 from ..machine import RealMachine, use
@@ -35,6 +36,9 @@ from ..render.units import bytes_text
 from .real import real_gpus
 from .sizes import size
 
+if TYPE_CHECKING:
+    from .torch_room import PracticeTorchRoom
+
 __all__ = ["PracticeTorchCard", "RealTorchCard", "torch_card"]
 
 LEAST = 1024
@@ -46,6 +50,10 @@ class Count:
 
     def __init__(self, cap: int, least: int = LEAST) -> None:
         self.cap, self.least, self.peak, self.errors = cap, least, 0, 0
+        self.away: set[int] = set()
+        """Keys of those whose memory is the host's now: they stay valid, and do not count."""
+        self.handler: Callable[[int, int, int], int] | None = None
+        """Who is asked when there is no room, as the native shim asks."""
         self._live: dict[int, int] = {}
 
     def note(self, storage: Any) -> None:
@@ -59,20 +67,31 @@ class Count:
         for key, weak in list(self._live.items()):
             storage = torch.UntypedStorage._new_with_weak_ptr(weak)
             if storage is None:
+                self.away.discard(key)
                 del self._live[key]  # first: an interrupt between the two lines must not leave a freed reference
                 torch.UntypedStorage._free_weak_ref(weak)
             else:
                 yield storage
 
     def used(self) -> int:
-        total = sum(int(storage.nbytes()) for storage in self.live())
+        total = sum(int(storage.nbytes()) for storage in self.live() if storage._cdata not in self.away)
         self.peak = max(self.peak, total)
         return total
 
     def ask(self, nbytes: int) -> None:
         """Raise torch's error if so many bytes do not fit."""
-        if nbytes >= self.least and self.used() + nbytes > self.cap:
+        if nbytes >= self.least and self.full(nbytes) == NO_ROOM:
             self.out(nbytes)
+
+    def full(self, nbytes: int) -> int:
+        """Whether so many bytes fit, whoever listens having made room: TRY_AGAIN (they do), USE_HOST, or NO_ROOM."""
+        tries = 0
+        while self.used() + nbytes > self.cap:
+            answer = self.handler(0, nbytes, tries) if self.handler is not None else NO_ROOM
+            if answer != TRY_AGAIN:
+                return answer
+            tries += 1
+        return TRY_AGAIN
 
     def out(self, nbytes: int) -> None:
         __tracebackhide__ = True
@@ -114,13 +133,16 @@ class Counting(TorchDispatchMode):  # type: ignore[misc]  # torch ships no types
         known = {s._cdata for s in storages(torch, (args, kwargs or {}))}
         new = {s._cdata: s for s in storages(torch, out) if s._cdata not in known}
         need = sum(s.nbytes() for s in new.values() if s.nbytes() >= count.least and not count.knows(s))
-        if need and count.used() + need > count.cap:
+        answer = count.full(need) if need else TRY_AGAIN
+        if answer == NO_ROOM:
             del out, new
             if before is not None:  # a card asks for the memory before it draws
                 torch.set_rng_state(before)
             count.out(need)
         for storage in new.values():
             count.note(storage)
+            if answer == USE_HOST:
+                count.away.add(storage._cdata)
         count.used()
         return out
 
@@ -166,6 +188,17 @@ class _CpuAllocator(TorchAllocator):
     def __init__(self, count: Count, session: Session, arena: Arena) -> None:
         super().__init__()
         self.count, self.session, self.arena = count, session, arena
+        self._practice_room: PracticeTorchRoom | None = None
+
+    def room(self) -> PracticeTorchRoom:
+        if self._practice_room is None:
+            from .torch_room import PracticeTorchRoom
+
+            self._practice_room = PracticeTorchRoom(self.torch, self.count, self._hooks)
+        return self._practice_room
+
+    def _hooks(self, request: int) -> Activations:
+        return self.activations(0, request)
 
     def started(self) -> bool:
         return True

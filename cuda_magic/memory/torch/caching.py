@@ -6,12 +6,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..allocator import Ops, Saved, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
 from . import libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot
 from .reserve import Reserve
+
+if TYPE_CHECKING:
+    from ...allocation.handler import Room
+    from .room import TorchRoom
 
 __all__ = ["TorchAllocator"]
 
@@ -23,6 +27,7 @@ class TorchAllocator:
 
     def __init__(self) -> None:
         self.torch: Any = sys.modules["torch"]
+        self._room: TorchRoom | None = None
 
     @property
     def name(self) -> str:
@@ -134,6 +139,19 @@ class TorchAllocator:
 
     def release_host(self, *, excess: bool = False) -> int:
         return parking.release(excess)
+
+    # -- room for a request that finds none
+    def room(self) -> Room | str:
+        from .room import TorchRoom, install, installed
+
+        reason = install(self.torch)
+        if reason:
+            return reason
+        if self._room is None:
+            here = installed()
+            assert here is not None
+            self._room = TorchRoom(here)
+        return self._room
 
     # -- live storages and moving
     def storages(self, device: int, *, doing: str = "move") -> list[Storage]:

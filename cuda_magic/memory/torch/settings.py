@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,8 @@ from ...errors import Refused
 from ..compaction.rules import MIB, UNLIMITED, Rules
 from . import snapshot
 
-__all__ = ["expandable", "live", "rules", "rules_of", "uncached", "with_expandable"]
+__all__ = ["expandable", "live", "option", "rules", "rules_of", "set_text", "uncached", "with_expandable"]
+__all__ += ["with_option", "written"]
 
 
 def live(torch: Any) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def expandable(torch: Any) -> bool | None:
     return None if value is None else bool(value)
 
 
-def _set(torch: Any, text: str) -> None:
+def set_text(torch: Any, text: str) -> None:
     """Make `text` the allocator's configuration.
 
     Expandable segments, large_segment_size_mb and those of pinned memory keep their value where `text` does not name
@@ -89,15 +91,15 @@ def with_expandable(torch: Any) -> Iterator[None]:
     written = _written(before)
     ours = _switched(written, True)
     try:
-        _set(torch, ours)
+        set_text(torch, ours)
         if not expandable(torch):
             raise Refused("expandable segments are not supported on this platform")
         yield
     finally:
         now = _written(live(torch))
         written = written if now == ours else now  # set by the statement itself: that stands
-        _set(torch, _switched(written, False))
-        _set(torch, written)  # the text that the allocator tells is the user's own again
+        set_text(torch, _switched(written, False))
+        set_text(torch, written)  # the text that the allocator tells is the user's own again
 
 
 def _written(found: Mapping[str, Any]) -> str:
@@ -105,10 +107,32 @@ def _written(found: Mapping[str, Any]) -> str:
     return str(found.get("PYTORCH_CUDA_ALLOC_CONF", "") or "")
 
 
+def written(torch: Any) -> str:
+    """The configuration that the allocator was given last; before CUDA starts, that of the environment."""
+    if torch.cuda.is_initialized():
+        return _written(live(torch))
+    found = os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    return (os.environ.get("PYTORCH_ALLOC_CONF", "") if found is None else found) or ""
+
+
+def option(text: str, name: str) -> str | None:
+    """The value of one option of a configuration; None where it is not in it."""
+    for one in _options(text):
+        key, _, value = one.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def with_option(text: str, name: str, value: str) -> str:
+    """The configuration with one option set."""
+    kept = [o for o in _options(text) if o.partition(":")[0].strip() != name]
+    return ",".join([*kept, f"{name}:{value}"])
+
+
 def _switched(text: str, on: bool) -> str:
     """The configuration with expandable segments on or off."""
-    kept = [o for o in _options(text) if o.partition(":")[0].strip() != "expandable_segments"]
-    return ",".join([*kept, f"expandable_segments:{on}"])
+    return with_option(text, "expandable_segments", str(on))
 
 
 def _options(text: str) -> list[str]:

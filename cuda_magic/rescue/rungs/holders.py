@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, Any
 
 from ...kernel import holders as kernel
 from ...memory.variables import SECONDS, Root, Search, tracebacks, user_variables
@@ -10,7 +11,10 @@ from ...render.units import bytes_text
 from ..situation import Situation
 from . import Did
 
-__all__ = ["RUNG"]
+if TYPE_CHECKING:
+    from ...memory.allocator import Allocator
+
+__all__ = ["RUNG", "let_go"]
 
 
 class _Holders:
@@ -24,7 +28,7 @@ class _Holders:
         return "" if errors or outputs else "no earlier failure is kept"
 
     def run(self, s: Situation) -> Did:
-        said = _tracebacks(s)
+        said = _tracebacks(s.allocator, s.device, s.namespace, s.shell)
         dropped = kernel.forget_errors(s.shell)
         s.memory["let go"] = bool(said)
         parts = []
@@ -36,14 +40,23 @@ class _Holders:
         return Did(reason="let go of " + "; ".join(parts) if parts else "")
 
 
-def _tracebacks(s: Situation) -> list[str]:
+def let_go(allocator: Allocator | None, device: int | None, namespace: dict[str, Any], shell: Any) -> str:
+    """Let go of earlier failures; which of them held memory, or how many references there were."""
+    if not kernel.earlier_errors(shell):
+        return ""
+    said = _tracebacks(allocator, device, namespace, shell)
+    dropped = kernel.forget_errors(shell)
+    return f"{dropped} references to earlier failures" + (f": {', '.join(said)}" if said else "") if dropped else ""
+
+
+def _tracebacks(allocator: Allocator | None, device: int | None, namespace: dict[str, Any], shell: Any) -> list[str]:
     """The earlier failures that alone hold memory of the device, each with its cell and its bytes."""
-    if s.allocator is None or s.device is None or s.device not in s.allocator.devices():
+    if allocator is None or device is None or device not in allocator.devices():
         return []
-    roots = user_variables(s.namespace, s.shell)
-    roots += [Root("output", name, value) for name, value in kernel.outputs(s.shell).items()]
-    search = Search(s.allocator, s.namespace, s.device, SECONDS / 2, s.allocator.stats(s.device).allocated)
-    rows = search.held(roots + tracebacks(s.shell))
+    roots = user_variables(namespace, shell)
+    roots += [Root("output", name, value) for name, value in kernel.outputs(shell).items()]
+    search = Search(allocator, namespace, device, SECONDS / 2, allocator.stats(device).allocated)
+    rows = search.held(roots + tracebacks(shell))
     return [f"the {row.name} ({bytes_text(row.nbytes)})" for row in rows if row.kind == "traceback"]
 
 

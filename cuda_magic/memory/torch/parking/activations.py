@@ -52,9 +52,12 @@ class Activations:
         self.active = False
         self.moved: Counter[str] = Counter()
         """Bytes ``out`` and ``in``; how many storages were ``saved``, fetched ``late``, ``shared``; ``ooms`` met."""
+        self.leaves: set[int] = set()
+        """Keys of storages that live on anyway: `adopt` gets parameters without their mark."""
         self.most_kept = 0
         """Bytes that stayed on the card by the budget, at most."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Taken again by its own thread where a fetch asks for memory and room is made for it (`make_room`)."""
         self._known: weakref.WeakValueDictionary[tuple[int, int], Record] = weakref.WeakValueDictionary()
         self._records: weakref.WeakValueDictionary[int, Record] = weakref.WeakValueDictionary()
         self._count = 0
@@ -68,11 +71,65 @@ class Activations:
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> Activations:
+        self.begin()
+        self.push()
+        return self
+
+    def begin(self) -> None:
+        """Take in what `adopt` gives; what is saved from now on is seen once `push` was called."""
         self._main = self._copies.stream()
         self.active = True
         IN_FORCE.add(self)
+
+    def push(self) -> None:
+        """Put the hooks on for what this thread saves from now on."""
         self._hooks.__enter__()
-        return self
+
+    def adopt(self, raw: Any) -> None:
+        """Take in what autograd saved before the hooks were there: a `SavedTensor` of a node that has not run back."""
+        raw.register_hooks(self._pack, self._unpack)
+
+    def make_room(self, nbytes: int) -> int:
+        """Let the oldest wait elsewhere until so many bytes more do, and wait for the copies; the bytes that went.
+
+        What stays from now on is no more than what is here then.
+        """
+        if not self._lock.acquire(timeout=1.0):
+            return 0
+        try:
+            went = self._bytes["leaving"]
+            for seen in list(self._watched):
+                record = seen[1]()
+                if record is None:
+                    self._watched.remove(seen)
+                elif not self._held_elsewhere(record):
+                    self._watched.remove(seen)
+                    record.place = "card"
+                    self._bytes["watched"] -= record.nbytes
+                    self._bytes["card"] += record.nbytes
+                    self._resident.append(seen[1])
+            in_order = sorted((r for seen in self._resident if (r := seen()) is not None), key=lambda r: r.index)
+            self._resident = deque(weakref.ref(record) for record in in_order)
+            del in_order
+            while went < nbytes and self._resident and not self._full:
+                record = self._resident.popleft()()
+                if record is not None and record.place == "card" and self._here(record):
+                    if self._held_elsewhere(record):
+                        self._watched.append((self._count + 1, weakref.ref(record)))
+                        record.place = "watched"
+                        self._bytes["card"] -= record.nbytes
+                        self._bytes["watched"] += record.nbytes
+                    else:
+                        self._out(record)
+                        went += record.nbytes if record.place == "leaving" else 0
+                record = None
+            self._let_go(0)
+            if went < nbytes:
+                went += self._bytes["back"] if self._drop_fetched() else 0
+            self.budget.keep = max(0, min(self.budget.keep, self._bytes["card"] - self.budget.window))
+            return went
+        finally:
+            self._lock.release()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -118,7 +175,7 @@ class Activations:
         if not self._may_leave(tensor):
             return Kept(tensor)
         storage = tensor.untyped_storage()
-        if storage.nbytes() < self._least or self._copies.stream() != self._main:
+        if storage.nbytes() < self._least or self._copies.stream() != self._main or storage._cdata in self.leaves:
             return Kept(tensor)
         self.settle()
         with self._lock:
@@ -311,7 +368,7 @@ class Activations:
 
     def settle(self) -> None:
         """Give back what ended records held, in the order of the streams; nothing if somebody is at work."""
-        while self._ended and self._lock.acquire(blocking=False):
+        while self._ended and not self._lock._is_owned() and self._lock.acquire(blocking=False):  # type: ignore[attr-defined]
             try:
                 while self._ended:
                     self._wait_for(self._ended[0])  # an interrupt here leaves it to the next

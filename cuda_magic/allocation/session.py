@@ -1,0 +1,111 @@
+"""A guarded cell, block or function, as the handler sees it: armed when it begins, and all put back when it ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+from .handler import Handler
+from .own_way import deals_with_it
+from .reach import Reach
+
+if TYPE_CHECKING:
+    from ..memory.allocator import Allocator
+    from .handler import Room
+
+__all__ = ["Session", "running"]
+
+
+class Session:
+    """Room is made while this is on. Inside another one it does nothing: the outer one's handler serves.
+
+    Parameters
+    ----------
+    namespace
+        The user's names.
+    errors
+        Lets go of earlier failures; says which. None where there is no shell.
+    say
+        Takes one line before a step that takes long.
+    moves
+        Whether live tensors may leave the card.
+    own_way
+        Whether the user asked for another way (a smaller batch, other values, waiting), which comes first.
+    limit
+        Bytes that this process may have of the current device while this is on; None: no limit of its own.
+    """
+
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        *,
+        errors: Callable[[int], str] | None = None,
+        say: Callable[[str], None] = lambda line: None,
+        moves: bool = True,
+        own_way: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        self._reach = Reach(namespace)
+        self._errors, self._say, self._moves, self._own, self._limit = errors, say, moves, own_way, limit
+        self.room: Room | None = None
+        self.handler: Handler | None = None
+        self.left = 0
+        """Bytes that stayed on the host when it ended."""
+        self.out_bytes = 0
+        """Bytes that went to the host while it was on."""
+        self.reason = ""
+        """Why nothing can be met here, where a library is loaded."""
+        self._outer: Session | None = None
+
+    def begin(self, allocator: Allocator | None, code: CodeType | None = None) -> None:
+        """A statement is about to run: arm, unless that is done. An earlier one may have imported the library."""
+        if code is not None:
+            self._reach.codes.append(code)
+        if self.room is not None or self._outer is not None or allocator is None:
+            return
+        if _running:
+            self._outer = _running[-1]
+            return
+        room = allocator.room()
+        if isinstance(room, str):
+            self.reason = room
+            return
+        handler = Handler(room, self._errors, self._say, self._moves, self._own_way)
+        room.begin(self._reach.reached, self._reach.idle, self._limit)
+        _running.append(self)
+        self.room, self.handler = room, handler
+        room.listen(handler)
+
+    def end(self) -> None:
+        """Put everything back. Calling it twice does no harm."""
+        room, self.room = self.room, None
+        if room is None:
+            return
+        try:
+            room.listen(None)
+            self.out_bytes = room.out_bytes()
+            self.left = room.end()
+        finally:
+            if self in _running:
+                _running.remove(self)
+
+    def _own_way(self) -> bool:
+        return self._own or deals_with_it(_frame())
+
+
+_running: list[Session] = []
+
+
+def running() -> Session | None:
+    """The session that is on."""
+    return _running[-1] if _running else None
+
+
+def _frame() -> FrameType | None:
+    """The innermost frame that asks: on autograd's own thread, that of the main thread, which waits for it."""
+    here = threading.get_ident()
+    known = {t.ident for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+    return sys._getframe(1) if here in known else sys._current_frames().get(threading.main_thread().ident or 0)
