@@ -62,7 +62,7 @@ def test_a_failing_cell_keeps_ipyparallels_own_rendering(px):
 
 WORK = """
 import cuda_magic
-@cuda_magic.guard
+@cuda_magic.guard(repeat=True)
 def work(size):
     from IPython import get_ipython
     return get_ipython().user_ns["gpu"].empty(size).nbytes

@@ -68,12 +68,12 @@ def test_ranks_are_rescued_alone_or_not_at_all(ranks):
     [outcome(job) for job in ranks(HOLD)]
     code = "def step(size):\n    s = total(1)\n    x = gpu.empty(size)\n    return s, x"
     [outcome(job) for job in ranks(code)]
-    zero, one = ranks("%%cuda_guard --repeat-anyway\ny = step('5 GiB' if rank == 0 else '1 GiB')\nprint(y[0])")
+    zero, one = ranks("%%cuda_guard --repeat\ny = step('5 GiB' if rank == 0 else '1 GiB')\nprint(y[0])")
     (error, said), (other_error, _) = outcome(zero), outcome(one)
     assert "CUDA out of memory" in error and not other_error and one.stdout.strip() == "2.0"
     assert "rank 0 of 2 entered 1 collective with the other ranks, which would not repeat them" in said
     assert "rank 0 of 2 left the statement: the others wait for it in their next collective" in said
-    assert "until its timeout (1 min)" in said and "--repeat-anyway" not in said
+    assert "until its timeout (1 min)" in said and "--repeat" not in said
     # the job is as it was: the next collective meets its own kind
     zero, one = ranks("print(total(rank))")
     assert not outcome(zero)[0] and not outcome(one)[0] and zero.stdout.strip() == one.stdout.strip() == "1.0"

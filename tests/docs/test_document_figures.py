@@ -69,7 +69,7 @@ def paged_training(d):
 
 ORDER = {
     r"this rung alone \(`--only activations`\)": "activations",
-    r"paged at the call \(`--retry-at-call`\)": "page at the call",
+    "paged at the call": "page at the call",
     "the whole ladder": "as it comes",
 }
 N = r"(\d[\d.]*(?: to \d[\d.]*)?)"

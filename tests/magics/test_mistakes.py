@@ -31,12 +31,14 @@ MISTAKES = {
     "%%cuda_guard --retries 1 --retries 2\n1": (
         "cuda_guard: --retries is given twice; write it once, as in --retries N."
     ),
-    "%%cuda_guard --checkpoint bs --checkpoint name\n1": (
-        "cuda_guard: --checkpoint is given twice; write it once, as in --checkpoint NAME,..."
+    "%%cuda_guard --checkpoint bs,name\n1": (
+        "cuda_guard: --checkpoint is gone: room is now made before the error and nothing is repeated; "
+        "--repeat says that the statement may run again."
     ),
-    "%%cuda_guard --checkpoint bs name\n1": (
-        "cuda_guard: takes no argument 'name'; --checkpoint takes one word, as in --checkpoint NAME,..."
+    "%%cuda_guard --repeat-anyway\n1": (
+        "cuda_guard: --repeat-anyway is gone: --repeat says that the statement may run again."
     ),
+    "%%cuda_guard --repaet\n1": "cuda_guard: unknown option --repaet. Did you mean '--repeat'?",
     "%%cuda_guard --reserve 1 GiB\n1": (
         "cuda_guard: takes no argument 'GiB'; --reserve takes one word, as in --reserve SIZE."
     ),
@@ -87,13 +89,11 @@ MISTAKES = {
     ),
     "%cuda_guard --off --retries 4": "cuda_guard: --off ends --all, and goes with no other option.",
     "%%cuda_guard --report class\n1": "cuda_guard: --report takes the name of a variable, not 'class'.",
-    "%%cuda_guard --checkpoint ,\n1": (
-        "cuda_guard: --checkpoint names at least one object, as in model,optimizer, not ','."
-    ),
     "%%cuda_guard --only ,\n1": "cuda_guard: --only names at least a rung, as in holders,collect, not ','.",
     "%%cuda_guard --quiet=1\n1": "cuda_guard: --quiet takes no value.",
-    "%%cuda_guard --retry-at-call --without retry\n1": (
-        "cuda_guard: --retry-at-call and --without retry contradict each other."
+    "%cuda_guard --all --retry-at-call": (
+        "cuda_guard: --retry-at-call is gone: room is now made where an operation asks for memory, "
+        "in every guarded cell."
     ),
     "%%cuda_guard --wait 5 --only holders\n1": "cuda_guard: --wait needs wait in --only, as in --only holders,wait.",
     "%%cuda_guard --park cuda:1 --only holders\n1": (
@@ -144,7 +144,7 @@ def test_a_mistake_is_one_sentence_and_nothing_runs(loaded, names, capsys, typed
         "--park cuda:1",
         "--park cuda:0",
         "--wait '60'",
-        '--checkpoint "bs, accum"',
+        "--repeat",
         "--shrink bs=64",
         "--report r",
         "--reserve '512 MiB'",

@@ -1,4 +1,4 @@
-"""The table of what forbids moving or parking: each row is seen with its reason, and does what it says anyway."""
+"""The table of what forbids moving or parking: each row is seen with its reason."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_every_row_has_a_cause_here():
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_a_row_forbids_with_its_reason_and_holds_or_is_lifted(process, name):
-    """Seen with its reason for what it forbids, silent for the rest; --move-anyway lifts it or not, as it says."""
+def test_a_row_forbids_with_its_reason(process, name):
+    """Seen with its reason for what it forbids, silent for the rest."""
     cause, words = CAUSES[name]
     for doing in (safety.MOVE, safety.PARK, safety.SAVE):
         assert safety.refusals(torch, 0, doing=doing) == ""
@@ -128,12 +128,10 @@ def test_a_row_forbids_with_its_reason_and_holds_or_is_lifted(process, name):
     for doing in (safety.MOVE, safety.PARK, safety.SAVE):
         reason = safety.refusals(torch, 0, doing=doing)
         assert (words in reason) if doing in one.forbids else not reason
-        anyway = safety.refusals(torch, 0, doing=doing, anyway=True)
-        assert (words in anyway) == (doing in one.forbids and one.anyway == safety.KEPT)
 
 
 def test_a_foreign_view_that_names_its_tensor_holds_back_that_tensor_only(process):
-    """cupy.asarray(t) keeps t's storage where it is, not all the others; --move-anyway lifts it."""
+    """cupy.asarray(t) keeps t's storage where it is, not all the others."""
     tensor, other = torch.ones(8), torch.ones(8)
     foreign(process, "cupy.cuda.memory", "UnownedMemory", owner=tensor)
     assert safety.refusals(torch, 0) == ""
@@ -141,11 +139,11 @@ def test_a_foreign_view_that_names_its_tensor_holds_back_that_tensor_only(proces
     assert viewed == {tensor.untyped_storage()._cdata}
     process.setattr(torch._C, "_has_Standard_Deleter", lambda key: True, raising=False)
 
-    def reason(one, **options):
-        return safety.storage(safety.Found(torch, one.untyped_storage(), one, False, viewed), **options)
+    def reason(one):
+        return safety.storage(safety.Found(torch, one.untyped_storage(), one, False, viewed))
 
     assert reason(tensor) == "cupy or numba look at its memory"
-    assert reason(other) == reason(tensor, anyway=True) == ""
+    assert reason(other) == ""
 
 
 def test_a_dlpack_export_holds_its_storage_back(process):
@@ -153,31 +151,29 @@ def test_a_dlpack_export_holds_its_storage_back(process):
     process.setattr(torch._C, "_has_Standard_Deleter", lambda key: True, raising=False)
     tensor = torch.ones(8)
 
-    def reason(consumers, **options):
-        found = safety.Found(torch, tensor.untyped_storage(), tensor, consumers, frozenset())
-        return safety.storage(found, **options)
+    def reason(consumers):
+        return safety.storage(safety.Found(torch, tensor.untyped_storage(), tensor, consumers, frozenset()))
 
     assert reason(True) == ""
     capsule = torch.utils.dlpack.to_dlpack(tensor)
     assert "DLPack" in reason(True)
-    assert reason(False) == reason(True, anyway=True) == ""
+    assert reason(False) == ""
     del capsule
     assert reason(True) == ""
 
 
-@pytest.mark.parametrize("anyway", [False, True])
-def test_memory_that_is_not_the_allocators_alone_never_moves(process, anyway):
-    """IPC, DLPack import, caching off: another deleter; a storage of fixed size: not resizable. Under any option."""
+def test_memory_that_is_not_the_allocators_alone_never_moves(process):
+    """IPC, DLPack import, caching off: another deleter; a storage of fixed size: not resizable."""
     tensor = torch.ones(8)
     found = safety.Found(torch, tensor.untyped_storage(), tensor, False, frozenset())
     process.setattr(torch._C, "_has_Standard_Deleter", lambda key: False, raising=False)
-    assert "not the caching allocator's alone" in safety.storage(found, anyway=anyway)
+    assert "not the caching allocator's alone" in safety.storage(found)
     process.setattr(torch._C, "_has_Standard_Deleter", lambda key: True, raising=False)
     fixed = types.SimpleNamespace(_cdata=1, resizable=lambda: False)
     found = safety.Found(torch, fixed, tensor, False, frozenset())
-    assert "cannot be resized" in safety.storage(found, anyway=anyway)
+    assert "cannot be resized" in safety.storage(found)
     process.delattr(torch._C, "_has_Standard_Deleter")
-    assert "does not tell" in safety.storage(found, anyway=anyway)
+    assert "does not tell" in safety.storage(found)
 
 
 def test_only_threads_that_may_use_cuda_count():
@@ -256,14 +252,14 @@ def test_a_thread_of_the_notebooks_own_packages_counts_nowhere(tmp_path, monkeyp
 
 
 def test_the_page_has_the_table():
-    """docs/guard.md names each row, what it forbids and what --move-anyway does, as the code has it."""
+    """docs/guard.md names each row and what it forbids, as the code has it."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "guard.md").read_text()
-    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.count("|") == 5]
-    rows = {cells[0]: cells[1:3] for cells in told}
+    told = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.count("|") == 4]
+    rows = {cells[0]: cells[1] for cells in told}
     for one in (*safety.PROCESS, *safety.STORAGE):
         forbids = ", ".join(doing for doing in (safety.MOVE, safety.PARK) if doing in one.forbids)
         if forbids:
-            assert rows[one.id] == [forbids, one.anyway.split()[0]]
+            assert rows[one.id] == forbids
 
 
 def test_the_threads_of_a_kernel_and_of_the_panel_do_not_count():

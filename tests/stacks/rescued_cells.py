@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from differential import Case
 
 SETUP = """
@@ -116,7 +118,6 @@ CASES = [
         after="get_ipython().ast_node_interactivity = 'last_expr'",
     ),
     Case("error_after_it", "x = need(1)\n1 / 0", then=("%tb", "%debug")),
-    Case("error_in_the_repeat", "def f():\n    need()\n    return [][1]\nf()", then=("%tb", "%debug")),
     Case("system_exit_after_it", "need()\nraise SystemExit(3)"),
     Case("keyboard_interrupt_after_it", "need()\nraise KeyboardInterrupt", then=("%tb",)),
     Case("interrupted_before_it", "import time\nprint('ready', flush=True)\ntime.sleep(30)\nneed()", interrupt=True),
@@ -138,6 +139,11 @@ CASES = [
     ),
 ]
 """Each fills the card first, but for the plain one."""
+CASES = [
+    replace(one, plain=plain, guarded=guarded)
+    for one in CASES
+    for plain, guarded in [[text.replace("%%cuda_guard", "%%cuda_guard --repeat") for text in one.texts]]
+]
 
 FAILURES = [
     Case("not_rescued", "here = 4\ngpu.empty('4 GiB')", then=("%tb", "%debug")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,14 @@ OWN_FRAME = re.compile(
     r'  \|   File "[^"]*interactiveshell\.py", line [0-9]+, in run_code\n  \|     exec\(.*\n(?:  \|     [~^]+\n)?'
 )
 """IPython's own, which stands in a group's traceback; after a rescue that failed it does not."""
+
+
+def without_own(messages: Iterable[Any]) -> list[Any]:
+    """The messages without that frame."""
+    return [
+        (kind, {**content, "text": OWN_FRAME.sub("", content["text"])} if kind == "stream" else content)
+        for kind, content in messages
+    ]
 
 
 PLAIN = [*VALUES, *ERRORS, *MAGICS]
@@ -76,7 +85,7 @@ def test_a_rescued_cell_is_the_plain_one_with_enough_memory(kernel, case):
 
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.name != "out_of_memory_given_up"], ids=lambda case: case.name)
 def test_the_real_guard_is_plain_too(own, case):
-    """Marks before each statement, and what is in force around a magic, are seen by nobody either."""
+    """What is in force around a magic is seen by nobody either."""
     if own.python < case.needs or not all(own.has(module) for module in case.modules):
         return
     plain, guarded = case.texts
@@ -108,21 +117,19 @@ def test_a_cell_under_all_is_the_plain_one(both, case):
     assert (seen.state, seen.then) == (expected.state, expected.then)
 
 
+@pytest.mark.parametrize("line", ["%%cuda_guard", "%%cuda_guard --repeat"], ids=["", "repeat"])
 @pytest.mark.parametrize("case", FAILURES, ids=lambda case: case.name)
-def test_a_cell_that_is_not_rescued_is_the_plain_one_with_the_report_below(kernel, case):
-    """The plain cell's error and traceback, then one display: the report."""
+def test_a_cell_that_is_not_rescued_is_the_plain_one_with_the_report_below(kernel, case, line):
+    """Not repeated, or in vain: the plain cell's error and traceback, then one display: the report."""
     if kernel.python < case.needs:
         return
-    expected, seen = see(kernel, case)
+    expected, seen = see(kernel, replace(case, plain=f"# {line}\n{case.body}", guarded=f"{line}\n{case.body}"))
     shown = [content for kind, content in seen.messages if kind == "display_data"]
     assert len(shown) == 1
     assert seen.messages[-1][0] == "display_data"
     assert shown[0]["data"]["text/plain"].startswith("cuda_guard: ")
     assert shown[0]["data"]["text/html"].startswith("<div")
-    assert [message for message in seen.messages if message[0] != "display_data"] == [
-        (kind, {**content, "text": OWN_FRAME.sub("", content["text"])} if kind == "stream" else content)
-        for kind, content in expected.messages
-    ]
+    assert without_own(m for m in seen.messages if m[0] != "display_data") == without_own(expected.messages)
     assert seen.reply == expected.reply
     assert seen.state == expected.state
     assert seen.then == expected.then
@@ -145,7 +152,7 @@ def test_an_error_that_a_magic_would_show_ends_the_guarded_cell(kernel, body):
     kernel.run(setup)
     plain = next(content for kind, content in kernel.run(body).messages if kind == "error")
     kernel.run(setup)
-    seen = kernel.run(f"%%cuda_guard --report report\n{body}")
+    seen = kernel.run(f"%%cuda_guard --repeat --report report\n{body}")
     assert seen.reply["status"] == "error"
     errors = [content for kind, content in seen.messages if kind == "error"]
     assert len(errors) == 1
@@ -167,12 +174,12 @@ def test_what_a_failed_script_held_is_free_for_its_repeat(kernel):
     script = "open('two.py', 'w').write('first = gpu.empty(\"1.5 GiB\")\\nsecond = gpu.empty(\"1.5 GiB\")\\n')\n"
     kernel.run(f"{setup}{script}")
     kernel.run("held = [gpu.empty('0.5 GiB')]\nheld.append(held)\ndel held")
-    seen = kernel.run("%%cuda_guard --only holders,collect,caches --report report\n%run two.py")
+    seen = kernel.run("%%cuda_guard --repeat --only holders,collect,caches --report report\n%run two.py")
     assert seen.reply["status"] == "ok", seen
     assert kernel.ask("report.status, first.nbytes, second.nbytes") == f"('rescued', {3 << 29}, {3 << 29})"
     kernel.run(f"{setup}held = [gpu.empty('0.5 GiB')]\nheld.append(held)\ndel held")
     body = "%%time\nfirst = gpu.empty('1.5 GiB')\nsecond = gpu.empty('1.5 GiB')"
-    seen = kernel.run(f"%%cuda_guard --only holders,collect,caches --report report\n{body}")
+    seen = kernel.run(f"%%cuda_guard --repeat --only holders,collect,caches --report report\n{body}")
     assert seen.reply["status"] == "ok", seen
     assert kernel.ask("report.status, first.nbytes, second.nbytes") == f"('rescued', {3 << 29}, {3 << 29})"
     kernel.run(CLEAN)

@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from cuda_magic.rescue.guard import GuardRun  # noqa: E402
 from cuda_magic.testing.torch_card import torch_card  # noqa: E402
 
-CELL = "%%cuda_guard --only page\nkept = [torch.full((1 << 18,), float(i)) for i in range(8)]"
+CELL = "%%cuda_guard --repeat --only page\nkept = [torch.full((1 << 18,), float(i)) for i in range(8)]"
 
 
 @pytest.fixture
@@ -73,7 +74,9 @@ def test_errors_that_an_earlier_cells_paging_dealt_with_are_not_the_cells(loaded
     monkeypatch.setattr("cuda_magic.memory.torch.parking.ahead.Room.asked", lambda *asked: None)
     loaded.run_cell(CELL)
     before = card.machine.allocator().ooms(0)
-    loaded.run_cell("%%cuda_guard --report report\nsums = [float(torch.cat([part] * 3).mean()) for part in kept]")
+    loaded.run_cell(
+        "%%cuda_guard --repeat --report report\nsums = [float(torch.cat([part] * 3).mean()) for part in kept]"
+    )
     assert card.machine.allocator().ooms(0) > before
     assert loaded.user_ns["sums"] == [float(i) for i in range(8)]
     report = loaded.user_ns["report"]
@@ -88,6 +91,20 @@ def test_errors_that_the_page_rung_deals_with_are_not_the_cells(loaded, card):
     assert (report.status, report.handled) == ("rescued", 0)
 
 
+def _watched(patch):
+    """Each op is watched from the first attempt on, as else on a repeat."""
+    during = GuardRun.during
+
+    def from_the_start(self, step):
+        self.trial.attempts += 1
+        try:
+            return during(self, step)
+        finally:
+            self.trial.attempts -= 1
+
+    patch.setattr(GuardRun, "during", from_the_start)
+
+
 def test_a_convolution_that_went_on_with_less_workspace_is_noted(loaded, card):
     """As cuDNN does it: an error inside the op that the op itself deals with. Said; not taken for the cell's own."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -100,7 +117,9 @@ def test_a_convolution_that_went_on_with_less_workspace_is_noted(loaded, card):
 
     loaded.run_cell("conv = torch.nn.Conv2d(2, 2, 3)\nx = torch.ones(1, 2, 8, 8)")
     with LessWorkspace():
-        loaded.run_cell("%%cuda_guard --report report --retry-at-call\nfor _ in range(2): conv(x).sum().backward()")
+        with pytest.MonkeyPatch.context() as patch:
+            _watched(patch)
+            loaded.run_cell("%%cuda_guard --report report\nfor _ in range(2): conv(x).sum().backward()")
         watched = loaded.user_ns["report"]
         loaded.run_cell("%%cuda_guard --report report\nconv(x)")
         unwatched = loaded.user_ns["report"]
@@ -116,7 +135,7 @@ def test_a_convolution_that_went_on_with_less_workspace_is_noted(loaded, card):
     assert (unwatched.handled, unwatched.notes) == (1, ())  # unwatched nobody can tell whose it was
     assert real.handled == 1
     assert [note.partition(",")[0] for note in real.notes] == ["cuDNN goes on from out of memory too"]
-    loaded.run_cell("%%cuda_guard --report report --retry-at-call\nconv(x)")
+    loaded.run_cell("%%cuda_guard --report report\nconv(x)")
     assert loaded.user_ns["report"].notes == ()
 
 
