@@ -7,7 +7,7 @@ an underscore, ``out=``, modules, models, optimizers, and every function of anyb
 from __future__ import annotations
 
 import sys
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType
 from typing import Any
 
 __all__ = ["LIBRARIES", "array", "constant", "in_force", "is_function", "is_method", "is_size", "of_library"]
@@ -128,5 +128,11 @@ def in_force() -> str:
         if str(_module(type(mode))).partition(".")[0] not in LIBRARIES:
             return f"the mode {_name(type(mode))}"
     read = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since torch 2.1
-    hooks = read(False) if read is not None else None
-    return "hooks on what autograd saves" if hooks is not None else ""
+    hooks = (read(False) if read is not None else None) or ()
+    return "" if all(map(_of_library, hooks)) else "hooks on what autograd saves"
+
+
+def _of_library(function: Any) -> bool:
+    """Whether it is a function or a method that one of the libraries has defined."""
+    inner = function.__func__ if type(function) is MethodType else function
+    return type(inner) is FunctionType and of_library(inner.__globals__)

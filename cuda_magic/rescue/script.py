@@ -70,23 +70,19 @@ class Guard:
     ) -> Any:
         step = _whole()
         names: dict[str, Any] = getattr(function, "__globals__", {})
-        given = {"the function": function, **{f"argument {i + 1}": a for i, a in enumerate(args)}}
-        given |= {f"argument {k}": v for k, v in kwargs.items()}
         first: Exception | None = None
         while True:
-            run.before(step, {**names, **given})
+            run.before(step, names)
             try:
                 with run.during(step) or nullcontext():
                     value = function(*args, **kwargs)
             except Exception as error:
-                run.namespace = {**names, **given}
                 if not run.noticed(error, step):
                     self._show(run.gave_up(error, step))
                     raise
                 failure = first if run.over and first is not None else error
                 first = failure
                 traceback.clear_frames(error.__traceback__)
-                run.namespace = names  # and no copy of it, which would hold every value once more
             else:
                 run.finished()
                 return value

@@ -8,6 +8,7 @@ import traceback
 
 import pytest
 
+from cuda_magic.allocation.session import Session
 from cuda_magic.cells.rescuer import Step
 from cuda_magic.machine import use
 from cuda_magic.rescue.guard import GuardRun
@@ -69,10 +70,22 @@ class Cells:
         return found[-1] if found else None
 
 
+_BEGIN = Session.begin
+
+
 @pytest.fixture
-def cells():
+def cells(monkeypatch):
+    """What is met after the error: nothing makes room where memory is asked for (the fixture `armed` lets it)."""
+    monkeypatch.setattr(Session, "begin", lambda *asked: None)
     yield Cells()
     use(None)
+
+
+@pytest.fixture
+def armed(cells, monkeypatch):
+    """The same cells, with room made where memory is asked for, as users have it."""
+    monkeypatch.setattr(Session, "begin", _BEGIN)
+    return cells
 
 
 @pytest.fixture
