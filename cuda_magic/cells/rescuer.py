@@ -52,7 +52,7 @@ class Rescuer(Protocol):
     """
 
     def before(self, step: Step, namespace: dict[str, Any]) -> None:
-        """Take cheap marks before an attempt. Called for each statement, so it must cost microseconds."""
+        """An attempt is about to begin. Called for each statement, so it must cost microseconds."""
 
     def during(self, step: Step) -> AbstractContextManager[Any] | None:
         """What is in force around an attempt; None for the first one, as a rule."""
