@@ -42,7 +42,14 @@ class TorchRoom:
         self._holes = Holes(self._torch, self._shim)
         self.pages_of = Pages(self._torch, self._shim)
         self._saved: dict[int, Saved] = {}
-        self._uses = Uses(self._torch, self._shim, self.free, self.moving_refused, self.caches)
+        self._uses = Uses(
+            self._torch,
+            self._shim,
+            free=self.free,
+            refused=self.moving_refused,
+            cached=self.caches,
+            worth=self.pages_of.worth,
+        )
         self._host: bool | None = None
         self._paged = self._on_host = 0
 
@@ -60,7 +67,9 @@ class TorchRoom:
         self._here.settle_settings()
         self._here.take_over_limits()
         if limit is not None and self._torch.cuda.is_initialized():
-            self._here.limit(self._torch.cuda.current_device(), limit)
+            device = self._torch.cuda.current_device()
+            self._here.asked[device] = limit
+            self._here.limit(device)
         if self._torch.cuda.is_initialized():
             for device in self._devices():
                 self._return(device)

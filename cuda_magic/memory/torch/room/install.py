@@ -41,12 +41,18 @@ class Installed:
         self._undo: list[Any] = []
         self.fractions: dict[int, float] = {}
         """What the user allowed this process of each device, while the limit is the shim's."""
+        self.asked: dict[int, int] = {}
+        """Bytes of each device that the running cell may have."""
+        self.kernel: int | None = None
+        """Bytes that this kernel may have, of each device."""
         self.taken_over = False
+        self._pending: set[int] = set()
+        """Devices with more in use than their limit, which stays the shim's until there is not."""
         self._settled: str | None = None
         """The user's text of the allocator's settings, once the option was added."""
 
-    def put(self) -> None:
-        """Set the slots.
+    def put(self, cudart: str) -> None:
+        """Set the slots; `cudart` is the CUDA runtime that torch uses.
 
         Raises
         ------
@@ -61,8 +67,10 @@ class Installed:
             for segment in snapshot.read(self.torch)["segments"]:
                 self.shim.known(segment["address"], segment["total_size"], segment["device"])
         # cudaFree first: a segment of ours must never meet the real one
+        real = {self.shim.free: _real(cudart, "cudaFree"), self.shim.malloc: _real(cudart, "cudaMalloc")}
         for slot, value in [*((s, self.shim.free) for s in free), *((s, self.shim.malloc) for s in malloc)]:
-            self._before.append((slot, slots.write(slot, value)))
+            slots.write(slot, value)
+            self._before.append((slot, real[value]))
         self.shim.set_chunks(True)
         self._wrap()
 
@@ -80,12 +88,15 @@ class Installed:
             self.fractions[index] = float(fraction)
             if self.taken_over:
                 setter(1.0, device)
-                self.limit(index)
+            if fraction >= 1.0:
+                self._pending.discard(index)
+            self.limit(index)
 
         def get_per_process_memory_fraction(device: Any = None) -> float:
-            if not self.taken_over:
-                return float(getter(device))
-            return self.fractions.get(index_of(device, optional=True), 1.0)
+            index = index_of(device, optional=True)
+            if self.taken_over or index in self._pending:
+                return self.fractions.get(index, 1.0)
+            return float(getter(device))
 
         ours: list[tuple[str, Any, Any]] = [
             ("set_per_process_memory_fraction", setter, set_per_process_memory_fraction)
@@ -191,11 +202,13 @@ class Installed:
         for index, fraction in self.fractions.items():
             if fraction < 1.0:
                 memory.set_per_process_memory_fraction(fraction, index)
+            else:
+                self.limit(index)
 
-    def limit(self, device: int, nbytes: int | None = None) -> None:
-        """Make the smaller of the user's fraction and `nbytes` the shim's limit."""
+    def limit(self, device: int) -> None:
+        """Make the smallest of the user's fraction and what was asked for the shim's limit."""
         fraction = self.fractions.get(device, 1.0)
-        found = [nbytes] if nbytes is not None else []
+        found = [nbytes for nbytes in (self.asked.get(device), self.kernel) if nbytes is not None]
         if fraction < 1.0:
             found.append(int(fraction * self.torch.cuda.get_device_properties(device).total_memory))
         self.shim.set_limit(device, min(found) if found else None)
@@ -206,14 +219,18 @@ class Installed:
             return
         self.taken_over = False
         memory = self.torch.cuda.memory
+        self.asked.clear()
         for index, fraction in self.fractions.items():
             if fraction >= 1.0:
-                self.shim.set_limit(index, None)
+                self.limit(index)
                 continue
             reserved = int(self.torch.cuda.memory_reserved(index))
             if reserved <= fraction * self.torch.cuda.get_device_properties(index).total_memory:
+                self._pending.discard(index)
                 memory.set_per_process_memory_fraction(fraction, index)
-                self.shim.set_limit(index, None)
+            else:
+                self._pending.add(index)
+            self.limit(index)
 
     def _redirect(self) -> None:
         """Expandable segments: cuMemCreate and cuMemRelease in torch's table, found by their addresses."""
@@ -233,6 +250,11 @@ class Installed:
         if len(at) == len(wanted):
             for slot in at:
                 self._table.append((slot, slots.write(slot, wanted[slots.read(slot)])))
+
+
+def _real(library: str, name: str) -> int:
+    """The address of a function. Not what the slot holds: a program that binds lazily has a stub there."""
+    return int(ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0)
 
 
 def _mapped() -> list[str]:
@@ -282,7 +304,7 @@ def _install(torch: Any) -> str:
         return "the CUDA runtime lacks a function that is needed"
     made = Installed(torch, native)
     try:
-        made.put()
+        made.put(cudart)
     except slots.NoSlot as error:
         made.remove()
         return str(error)

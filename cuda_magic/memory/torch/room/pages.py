@@ -78,7 +78,10 @@ class Pages:
         chunks = [chunk for chunk in self._shim.chunks() if chunk.device == device and chunk.where == CARD]
         if not chunks:
             return 0
-        worth = self._worth(device, chunks)
+        worth = self.worth(device, chunks)
+        # what is free would be torch's next choice: it is taken by plugs (holes.py), and never left on the host
+        chunks = [chunk for chunk, value in zip(chunks, worth, strict=True) if value[0] >= 0]
+        worth = [value for value in worth if value[0] >= 0]
         if due is not None:
             soon = due(chunks)
             order = sorted(range(len(chunks)), key=lambda i: (worth[i][0] > IDLE, -soon[i], worth[i]))
@@ -97,7 +100,7 @@ class Pages:
         self.out_bytes += moved
         return moved
 
-    def _worth(self, device: int, chunks: list[Chunk]) -> list[tuple[int, int]]:
+    def worth(self, device: int, chunks: list[Chunk]) -> list[tuple[int, int]]:
         """How late each chunk leaves, as (rank, age): as the live block of it that leaves last; free ones first."""
         torch = self._torch
         rank = self._ranks_now(device)
@@ -125,7 +128,7 @@ class Pages:
         """Bring back what `room` bytes hold, what is needed first before the rest; bytes that stay on the host."""
         away = self.away(device)
         if away and room > 0:
-            worth = self._worth(device, away)
+            worth = self.worth(device, away)
             chosen, size = [], 0
             for i in sorted(range(len(away)), key=lambda i: (worth[i], away[i].address), reverse=True):
                 if size + away[i].size <= room:

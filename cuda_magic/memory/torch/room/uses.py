@@ -51,18 +51,22 @@ class Uses:
         Why nothing may be exchanged now, or an empty string.
     cached
         Gives torch's cache back.
+    worth
+        How late each chunk leaves (pages.Pages.worth); below 0: nothing lives in it.
     """
 
     def __init__(
         self,
         torch: Any,
         shim: Shim,
+        *,
         free: Callable[[int], int],
         refused: Callable[[int], str],
         cached: Callable[[int], Any],
+        worth: Callable[[int, list[Chunk]], list[tuple[int, int]]],
     ) -> None:
         self._torch, self._shim = torch, shim
-        self._free, self._refused, self._cached = free, refused, cached
+        self._free, self._refused, self._cached, self._worth = free, refused, cached, worth
         self._clock = 0
         self._last: dict[int, tuple[int, int]] = {}
         """{address: (moment of the last use, moments between the last two)}"""
@@ -201,18 +205,20 @@ class Uses:
         if self._refused(device) or self._torch.cuda.is_current_stream_capturing():
             return
         need = sum(chunk.size for chunk in missing.values())
-        if self._free(device) < need:
+        # a free block on the host would be torch's next choice, and the next operation would write there
+        if self._free(device) < need or any(worth[0] < 0 for worth in self._worth(device, self._host)):
             self._cached(device)
         short = need - self._free(device)
-        if short > 0:
-            self._leave(device, short, wanted)
+        if short > 0 and not self._leave(device, short, wanted):
+            return
         moved, _ = self._shim.exchange(sorted(missing), CARD)
         self.in_bytes += moved
         self.refresh()
 
-    def _leave(self, device: int, nbytes: int, wanted: list[tuple[int, int]]) -> None:
-        """Send away what is used again latest, and nothing that this operation uses."""
+    def _leave(self, device: int, nbytes: int, wanted: list[tuple[int, int]]) -> bool:
+        """Send away what is used again latest, and nothing that this operation uses; whether so much went."""
         here = [chunk for chunk in self._shim.chunks() if chunk.device == device and chunk.where == CARD]
+        here = [chunk for chunk, worth in zip(here, self._worth(device, here), strict=True) if worth[0] >= 0]
         due = self.due(here)
         kept = {chunk.address for chunk in here if any(_touch(chunk, a, n) for a, n in wanted)}
         order = sorted((i for i in range(len(here)) if here[i].address not in kept), key=lambda i: -due[i])
@@ -223,9 +229,10 @@ class Uses:
             chosen.append(here[i].address)
             size += here[i].size
         if size < nbytes:
-            return
+            return False
         moved, _ = self._shim.exchange(chosen, HOST)
         self.out_bytes += moved
+        return moved >= nbytes
 
     def due(self, chunks: list[Chunk]) -> list[float]:
         """How many operations from now each chunk is used again, as far as its last two uses tell."""
