@@ -52,7 +52,15 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Leave nothing behind (IPython calls this for ``%unload_ext`` and ``%reload_ext``)."""
-    from .magics import unload
+    """Leave nothing behind (IPython calls this for ``%unload_ext`` and ``%reload_ext``).
 
+    Raises
+    ------
+    Refused
+        While tensors are on the host for want of room: what to do.
+    """
+    from .magics import unload
+    from .magics.cuda_guard import may_close
+
+    may_close()
     unload(shell)

@@ -47,6 +47,22 @@ class Room(Protocol):
         """Who is asked when there is no room; None: nobody."""
         ...
 
+    def ready(self) -> None:
+        """A cell is about to run, guarded or not."""
+        ...
+
+    def limit(self, nbytes: int | None) -> None:
+        """What this process may have of each device from now on; None: no limit."""
+        ...
+
+    def left(self) -> int:
+        """Bytes of tensors that are on the host now."""
+        ...
+
+    def close(self) -> None:
+        """Put everything back."""
+        ...
+
     def out_bytes(self) -> int:
         """Bytes that went to the host in this cell, what was made there included."""
         ...

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
+from ..errors import Refused
+from ..machine import machine
+from ..render.units import bytes_text
 from .handler import Handler
 from .own_way import deals_with_it
 from .reach import Reach
@@ -16,7 +19,12 @@ if TYPE_CHECKING:
     from ..memory.allocator import Allocator
     from .handler import Room
 
-__all__ = ["Session", "running"]
+__all__ = ["Session", "close", "left", "limit_kernel", "ready", "running", "switch"]
+
+_on = True
+"""Whether room is made where memory is asked for; a setting."""
+_kernel_limit: list[int] = []
+"""Bytes that this kernel may have of each device, where the user said so."""
 
 
 class Session:
@@ -64,7 +72,7 @@ class Session:
         """A statement is about to run: arm, unless that is done. An earlier one may have imported the library."""
         if code is not None:
             self._reach.codes.append(code)
-        if self.room is not None or self._outer is not None or allocator is None:
+        if self.room is not None or self._outer is not None or allocator is None or not _on:
             return
         if _running:
             self._outer = _running[-1]
@@ -74,6 +82,8 @@ class Session:
             self.reason = room
             return
         handler = Handler(room, self._errors, self._say, self._moves, self._own_way)
+        if _kernel_limit:
+            room.limit(_kernel_limit[0])
         room.begin(self._reach.reached, self._reach.idle, self._limit)
         _running.append(self)
         self.room, self.handler = room, handler
@@ -94,6 +104,63 @@ class Session:
 
     def _own_way(self) -> bool:
         return self._own or deals_with_it(_frame())
+
+
+def switch(on: bool) -> None:
+    """Make room where memory is asked for (the default), or only after the error."""
+    global _on
+    _on = on
+
+
+def ready() -> None:
+    """Before each cell: where torch is imported its calls of the driver come to us from now on. Starts nothing."""
+    torch = sys.modules.get("torch")
+    if torch is None or not _on:
+        return
+    allocator = machine().allocator()
+    room = allocator.room() if allocator is not None else ""
+    if not isinstance(room, str):
+        room.ready()
+        if _kernel_limit:
+            room.limit(_kernel_limit[0])
+
+
+def left() -> int:
+    """Bytes of this kernel's tensors that are on the host."""
+    allocator = machine().allocator()
+    room = allocator.room() if allocator is not None and allocator.started() and _on else ""
+    return 0 if isinstance(room, str) else room.left()
+
+
+def limit_kernel(nbytes: int | None) -> None:
+    """Let this kernel have no more than `nbytes` of each device; None: no limit.
+
+    Raises
+    ------
+    Refused
+        If that cannot be held here, or more is in use already.
+    """
+    allocator = machine().allocator()
+    if allocator is not None:
+        room = allocator.room()
+        if isinstance(room, str):
+            raise Refused(f"a limit cannot be held here: {room}.")
+        used = max((allocator.stats(device).allocated for device in allocator.devices()), default=0)
+        if nbytes is not None and used > nbytes:
+            raise Refused(f"{bytes_text(used)} are in use already, more than {bytes_text(nbytes)}.")
+        if nbytes is not None:
+            allocator.empty_cache()
+        room.limit(nbytes)
+    _kernel_limit[:] = [] if nbytes is None else [nbytes]
+
+
+def close() -> None:
+    """Everything as it was before the extension was loaded (on unloading)."""
+    allocator = machine().allocator()
+    room = allocator.room() if allocator is not None and _on else ""
+    if not isinstance(room, str):
+        room.close()
+    _kernel_limit.clear()
 
 
 _running: list[Session] = []

@@ -41,7 +41,7 @@ typedef struct { uint64_t handle; size_t size; int device; } Spare;
 typedef int (*Handler)(int device, size_t nbytes, int tries, int *answer);
 
 static struct {
-    int (*malloc)(void **, size_t), (*free)(void *), (*device)(int *), (*last_error)(void);
+    int (*malloc)(void **, size_t), (*free)(void *), (*device)(int *), (*devices)(int *), (*last_error)(void);
     int (*host_alloc)(void **, size_t, unsigned), (*host_free)(void *);
 } rt;
 static struct {
@@ -250,7 +250,10 @@ failed:
 /* -- the slots */
 
 static int take(void **pointer, size_t size, int device) { /* from the card, within the limit */
+    static int devices;
     int r;
+    if (chunks_on && !devices && !rt.devices(&devices) && devices > 1)
+        chunks_on = 0; /* another card reaches chunks only where each is told so: not proven, so plain */
     pthread_mutex_lock(&lock);
     int64_t limit = limits[device], used = on_device[device];
     if (limit && used + (int64_t)size > limit) { pthread_mutex_unlock(&lock); return OUT_OF_MEMORY; }
@@ -497,7 +500,7 @@ API int cm_open(const char *cudart) {
     if (!lib) lib = dlopen(cudart, RTLD_NOW);
     if (!lib) return 2;
 #define RT(field, name) if (!(*(void **)&rt.field = dlsym(lib, name))) return 2
-    RT(malloc, "cudaMalloc"); RT(free, "cudaFree"); RT(device, "cudaGetDevice"); RT(last_error, "cudaGetLastError");
+    RT(malloc, "cudaMalloc"); RT(free, "cudaFree"); RT(device, "cudaGetDevice"); RT(devices, "cudaGetDeviceCount"); RT(last_error, "cudaGetLastError");
     RT(host_alloc, "cudaHostAlloc"); RT(host_free, "cudaFreeHost");
     pid = getpid();
     if (!driver) return 1;

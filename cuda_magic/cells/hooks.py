@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import no_var_expand
@@ -58,6 +58,8 @@ class Hooks:
         self.front: Front | None = None
         """Takes the first line off guarded cells; set by who loads the magics."""
         self.names = tuple(names)
+        self.before: Callable[[], None] | None = None
+        """Called before each cell; it never raises."""
         self._show: Show | None = None
         self.raw: str | None = None
         """The running cell as typed; None if it is not one of the user's."""
@@ -145,6 +147,8 @@ class Hooks:
         self._last = None  # what an automagic, an alias or autocall means may be another thing by now
 
     def _pre_run_cell(self, info: Any) -> None:
+        if self.before is not None:
+            self.before()
         self.raw, self.stored = info.raw_cell, bool(info.store_history)
         if self.front is not None:
             self.front.begins(info.raw_cell)

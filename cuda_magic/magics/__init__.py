@@ -26,6 +26,7 @@ class CudaMagics(Magics):
         super().__init__(shell)
         self.settings = CudaMagic(parent=shell)
         self.hooks = Hooks(shell)
+        self.hooks.before = cuda_guard.before_cell
         self.hooks.front = Front(self.hooks, cuda_guard.SPEC.name, functools.partial(cuda_guard.prepare, self))
         self.completers = {f"{kind}{spec.name}": spec.complete for spec in SPECS for kind in ("%", "%%")}
 

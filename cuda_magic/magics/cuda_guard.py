@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import Refused, UserError
 from .options import Option, Spec
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ SPEC = Spec(
         " on out of GPU memory make room, and repeat what had done nothing yet."
     ),
     options=(
+        Option("--limit", "the memory of the card that may be used while the cell runs; alone: by this kernel", "SIZE"),
         Option("--retries", "repeats of one statement (3)", "N", {"type": int}),
         Option(
             "--wait", "wait for other processes that hold the card, at most so long (0)", "SECONDS", {"type": float}
@@ -65,6 +68,8 @@ SPEC = Spec(
     examples=(
         ("%%cuda_guard", "run the cell, rescued where it can be"),
         ("%cuda_guard", "the report of the last guarded cell"),
+        ("%%cuda_guard --limit 10GiB", "as on a card of 10 GiB"),
+        ("%cuda_guard --limit 10GiB", "the same for every cell of this kernel; --limit 0 ends it"),
         ("%%cuda_guard --shrink batch_size=8", "lower batch_size until the statement fits"),
         ("%%cuda_guard --shrink bs --grow accum", "the same, with as many more steps of accumulation"),
         ("%%cuda_guard --wait 60", "wait up to a minute for other processes"),
@@ -110,7 +115,7 @@ def _guard(magics: Any, made: Any, given: Any, tree: Callable[[], Any], *, lenie
     if given.all or given.off:
         raise UserError("cuda_guard: --all and --off stand on a line of their own, as in %cuda_guard --all")
     _, check, _, guard_run = _rooms()
-    if made.names or made.park:
+    if made.names or made.park or made.limit:
         made = check(made, magics.shell, tree(), lenient=lenient)
 
     def bind(report: Report) -> None:
@@ -144,6 +149,9 @@ def _line(magics: Any, line: str, made: Any, given: Any) -> Any:
     if given.off:
         magics.hooks.front.everywhere = None
         return None
+    if given.limit is not None and line.split(maxsplit=1)[0].partition("=")[0] == "--limit" and len(_words(line)) <= 2:
+        _limit(made.limit)
+        return None
     if line.strip():
         raise UserError(
             "cuda_guard: options belong on a cell's first line, %%cuda_guard; %cuda_guard shows the report."
@@ -153,9 +161,55 @@ def _line(magics: Any, line: str, made: Any, given: Any) -> Any:
     return _last[0]
 
 
+def _words(line: str) -> list[str]:
+    from .guard_line import words
+
+    return words(line)
+
+
+def _limit(nbytes: int | None) -> None:
+    """The limit of the kernel; 0 ends it."""
+    from ..allocation.session import limit_kernel
+
+    try:
+        limit_kernel(nbytes or None)
+    except Refused as refused:
+        raise Refused(f"cuda_guard: --limit: {refused}") from None
+
+
+def before_cell() -> None:
+    """Where torch has been imported, its calls of the driver come to us from now on (`allocation.session.ready`)."""
+    if "torch" in sys.modules:
+        from ..allocation.session import ready
+
+        with contextlib.suppress(Exception):  # no cell fails for it, and a guarded one says why it cannot be
+            ready()
+
+
+def may_close() -> None:
+    """Refuse to unload while tensors are on the host: they would stay there for good.
+
+    Raises
+    ------
+    Refused
+        With what to do.
+    """
+    from ..allocation.session import left
+    from ..render.units import bytes_text
+
+    waiting = left()
+    if waiting:
+        raise Refused(
+            f"cuda_magic stays loaded: {bytes_text(waiting)} of this kernel's tensors are on the host, since the card "
+            "has no room for them; delete what is no longer needed, then run %gpu_mem --free and unload again."
+        )
+
+
 def close() -> None:
     """Forget the last report (on unloading), and bring back what still waits elsewhere."""
+    from ..allocation import session
     from ..rescue.waiting import bring_back
 
     _last.clear()
     bring_back()
+    session.close()

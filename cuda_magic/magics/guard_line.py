@@ -95,7 +95,7 @@ def _size(text: str | None, flag: str) -> int:
     except ValueError:
         raise UserError(f"cuda_guard: {flag} takes a size such as 2GiB or 512MiB, not {text!r}.") from None
     if 0 < size < LEAST_RESERVE:
-        raise UserError(f"cuda_guard: {flag} {text}: so few bytes serve nothing; a size has a unit, as in 1GiB.")
+        raise UserError(f"cuda_guard: {flag} {text}: that is next to nothing; a size has a unit, as in 1GiB.")
     return size
 
 
@@ -196,6 +196,7 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
         quiet=given.quiet or default_quiet,
         park=other_card(given.park, "cuda_guard: --park") if given.park is not None else None,
         reserve=_size(given.reserve, "--reserve"),
+        limit=_size(given.limit, "--limit") if given.limit is not None else None,
     )
     return made, given
 
@@ -263,6 +264,10 @@ def _wrong(made: GuardOptions, shell: Any, assigned: frozenset[str]) -> Iterator
             hint = f"; a text stands in quotes, as in {name}={missing!r}" if expression == missing else ""
             yield "otherwise", f"--else {name}={expression}: there is no {missing}{hint}."
     yield from _wrong_report(made.report, shell, assigned)
+    if made.limit is not None:
+        wrong = _wrong_limit(made.limit)
+        if wrong:
+            yield "limit", wrong
     if made.park is not None:
         card = _no_card(made.park)
         if card:
@@ -289,6 +294,20 @@ def _wrong_report(name: str | None, shell: Any, assigned: frozenset[str]) -> Ite
     elif old is not None and not isinstance(old, Report):
         kind = type(old).__name__
         yield "report", f"--report {name}: {name} is there already ({kind}), and the report would replace it."
+
+
+def _wrong_limit(limit: int) -> str:
+    """Why a cell cannot run within so many bytes; empty where it may."""
+    from ..machine import machine
+    from ..render.units import bytes_text
+
+    if not limit:
+        return "--limit 0 leaves nothing; %cuda_guard --limit 0, on a line of its own, ends the kernel's limit."
+    allocator = machine().allocator()
+    used = [allocator.stats(device).allocated for device in allocator.devices()] if allocator is not None else []
+    if used and max(used) > limit:
+        return f"--limit {bytes_text(limit)}: {bytes_text(max(used))} are in use already."
+    return ""
 
 
 def _no_card(park: str) -> str:

@@ -39,10 +39,6 @@ __all__ = ["GuardRun", "Trial", "count_ooms", "to_stderr"]
 
 SHARE = 0.25
 """Of a card: below it no operation is watched, where requests cannot be met."""
-_WAITS = (
-    "{} of this kernel's tensors are on the host, since the card has no room for them; "
-    "they work as they are, more slowly, and come back when there is room"
-)
 _SHOWN = "the plain cell would have shown this error and gone on; the guard ends the cell"
 
 
@@ -351,9 +347,6 @@ class GuardRun:
         self.attempt_ended()
         if self.session is not None:
             self.session.end()
-            if self.session.left:
-                self._waits = _WAITS.format(bytes_text(self.session.left))
-                self.notes.append(self._waits)
         allocator = machine().allocator()
         before = count_ooms(allocator) if allocator is not None and allocator.parked() else None
         waits = waiting.note(self.shell, self.namespace, ended=not self.inner)

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
@@ -28,7 +29,8 @@ _OF_CELLS = ("otherwise", "report", "free_outputs", "wait_is_set")
 class Guard:
     """What `guard` gives: a decorator of one function, or a context manager.
 
-    A ``with`` block cannot be repeated: there the guard only adds the report below the error.
+    Room is made where memory is asked for, in both. After an error outside of torch's allocator a ``with`` block cannot
+    be repeated: there the guard adds the report below it.
     `report` is that of the last run.
     """
 
@@ -97,7 +99,7 @@ class Guard:
             to_stderr(repr(report))
 
     def __enter__(self) -> Guard:
-        self._run = self._new(GuardOptions(retries=0, quiet=self.options.quiet))
+        self._run = self._new(replace(self.options, retries=0))
         self._run.before(_whole(), _caller_names())
         return self
 
@@ -149,6 +151,7 @@ def guard(
     no_move: bool = False,
     only: tuple[str, ...] | str = (),
     without: tuple[str, ...] | str = (),
+    limit: int | str | None = None,
     reserve: int | str = 0,
     park: str | None = None,
     quiet: bool = False,
@@ -165,6 +168,8 @@ def guard(function: Any = None, **options: Any) -> Any:
         As the options of ``%%cuda_guard``; several names as a tuple, or in one text with commas.
     repeat : bool
         You know that the function can run again from its start. Random states go back, nothing else does.
+    limit : int or str
+        Bytes of the current device, or ``"10GiB"``, that may be used meanwhile.
     reserve : int or str
         Bytes, or ``"1GiB"``: set aside to serve only when the memory is full.
     park : str
@@ -182,7 +187,7 @@ def guard(function: Any = None, **options: Any) -> Any:
     --------
     >>> @cuda_magic.guard(shrink="batch_size=8")
     ... def step(): ...
-    >>> with cuda_magic.guard():  # no repeat: the report below the error
+    >>> with cuda_magic.guard():
     ...     train()
     """
     from ..render.units import parse_bytes
@@ -203,11 +208,12 @@ def guard(function: Any = None, **options: Any) -> Any:
             raise UserError(f"guard: no rung {name!r}.{nearest(name, NAMES)}")
     if isinstance(options.get("shrink"), str):
         options["shrink"] = shrunk(options["shrink"], "guard: shrink")
-    if isinstance(options.get("reserve"), str):
-        try:
-            options["reserve"] = parse_bytes(options["reserve"])
-        except ValueError as error:
-            raise UserError(f"guard: reserve: {error}.") from None
+    for name in ("reserve", "limit"):
+        if isinstance(options.get(name), str):
+            try:
+                options[name] = parse_bytes(options[name])
+            except ValueError as error:
+                raise UserError(f"guard: {name}: {error}.") from None
     if options.get("park") is not None:
         options["park"] = other_card(str(options["park"]), "guard: park")
     chosen = GuardOptions(**options)

@@ -39,8 +39,8 @@ def note(shell: Any = None, namespace: Mapping[str, Any] | None = None, ended: b
         after_each_cell(shell, lambda: not _settle())
     names = _names(namespace or {})
     return (
-        f"{bytes_text(left)} still wait elsewhere, since the card is full{names}; they are safe to use and come back "
-        "when they are used or when there is room"
+        f"{bytes_text(left)} of this kernel's tensors wait on the host, since the card is full{names}; "
+        "they can be used as they are, more slowly, and come back when there is room"
     )
 
 

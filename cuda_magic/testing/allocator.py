@@ -299,13 +299,13 @@ class PracticeAllocator:
         return self.parking.watched()
 
     def parked(self) -> int:
-        return self.parking.nbytes
+        return self.parking.nbytes + (self._room.left() if self._room is not None else 0)
 
     def absorbed(self) -> int:
         return 0
 
     def settle(self, ended: bool = False) -> int:
-        return self.parking.settle()
+        return self.parking.settle() + (self._room.settle() if self._room is not None else 0)
 
     # -- what autograd saves
     def recorded(self, error: BaseException) -> str:

@@ -62,7 +62,7 @@ class PracticeRoom:
     def end(self) -> int:
         self.listen(None)
         self._reached = tuple
-        left = sum(self._return(card.index) for card in self.allocator.cards)
+        left = self.settle()
         for device, limit in self._limits.items():
             self.allocator.caching[device].limit = limit
         self._limits.clear()
@@ -90,8 +90,26 @@ class PracticeRoom:
             self._plugs.remove(plug)
         return bool(done)
 
+    def ready(self) -> None:
+        """Nothing is shared here."""
+
+    def limit(self, nbytes: int | None) -> None:
+        for caching in self.allocator.caching:
+            caching.limit = nbytes
+
+    def left(self) -> int:
+        chunks = [chunk for card in self.allocator.cards for chunk in card.chunks.values()]
+        return sum(size for size, where in chunks if where == HOST)
+
+    def close(self) -> None:
+        self.listen(None)
+
     def out_bytes(self) -> int:
         return self._out
+
+    def settle(self) -> int:
+        """Bring back what has room now; bytes that stay."""
+        return sum(self._return(card.index) for card in self.allocator.cards)
 
     def _return(self, device: int) -> int:
         """Bring back what has room; bytes that stay."""

@@ -31,7 +31,7 @@ class PracticeTorchRoom:
         self._torch, self._count, self._hooks = torch, count, hooks
         self._saved: Saved | None = None
         self._cap: int | None = None
-        self._out = 0
+        self._out = self._whole = 0
 
     def listen(self, handler: Callable[[int, int, int], int] | None) -> None:
         self._count.handler = handler
@@ -58,6 +58,19 @@ class PracticeTorchRoom:
                 else:
                     left += int(storage.nbytes())
         return left
+
+    def ready(self) -> None:
+        """Nothing is shared here."""
+
+    def limit(self, nbytes: int | None) -> None:
+        self._whole = self._whole or self._count.cap
+        self._count.cap = self._whole if nbytes is None else min(nbytes, self._whole)
+
+    def left(self) -> int:
+        return sum(int(s.nbytes()) for s in self._count.live() if s._cdata in self._count.away)
+
+    def close(self) -> None:
+        self.listen(None)
 
     def out_bytes(self) -> int:
         return self._out + (self._saved.moved.get("out", 0) if self._saved is not None else 0)

@@ -247,7 +247,8 @@ class TorchAllocator:
 
     def parked(self) -> int:
         here = parking.session_if_any()
-        return here.store.nbytes if here is not None else 0
+        pages = self._room.left() if self._room is not None else 0
+        return pages + (here.store.nbytes if here is not None else 0)
 
     def absorbed(self) -> int:
         here = parking.session_if_any()
@@ -255,7 +256,8 @@ class TorchAllocator:
 
     def settle(self, ended: bool = False) -> int:
         here = parking.session_if_any()
-        return here.settle(ended=ended) if here is not None else 0
+        pages = self._room.settle() if self._room is not None and self.started() else 0
+        return pages + (here.settle(ended=ended) if here is not None else 0)
 
     # -- what autograd saves
     def recorded(self, error: BaseException) -> str:

@@ -105,6 +105,31 @@ class TorchRoom:
         saved = sum(saved.moved.get("out", 0) for saved in self._saved.values())
         return int(saved + self.pages_of.out_bytes + self._uses.out_bytes - self._paged + self._on_host)
 
+    def ready(self) -> None:
+        """Memory that may be shared with other processes is plain: chunks have no handle for CUDA IPC."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            self._shim.set_chunks(False)
+
+    def limit(self, nbytes: int | None) -> None:
+        self._here.kernel = nbytes
+        if self._torch.cuda.is_initialized():
+            for device in self._devices():
+                self._here.limit(device)
+
+    def left(self) -> int:
+        if not self._torch.cuda.is_initialized():
+            return 0
+        return sum(self._shim.counts(device).host for device in self._devices())
+
+    def settle(self) -> int:
+        """Bring back what has room now; bytes that stay on the host."""
+        return sum(self._return(device) for device in self._devices())
+
+    def close(self) -> None:
+        self._here.kernel = None
+        remove()
+
     def _devices(self) -> list[int]:
         has = self._torch._C._cuda_hasPrimaryContext
         return [i for i in range(self._torch.cuda.device_count()) if has(i)]
