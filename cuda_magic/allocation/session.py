@@ -84,7 +84,11 @@ class Session:
         handler = Handler(room, self._errors, self._say, self._moves, self._own_way)
         if _kernel_limit:
             room.limit(_kernel_limit[0])
-        room.begin(self._reach.reached, self._reach.idle, self._limit)
+        try:
+            room.begin(self._reach.reached, self._reach.idle, self._limit)
+        except Refused as refused:
+            self.reason = str(refused)
+            return
         _running.append(self)
         self.room, self.handler = room, handler
         room.listen(handler)

@@ -203,7 +203,8 @@ class TorchRoom:
         if counts.card + self.free(device) < nbytes:  # more than everything: nothing is moved in vain
             return 0
         moved = self.pages_of.leave(device, nbytes, self._uses.due if self._uses.on else None)
-        self._watch()
+        if self.pages_of.hot:
+            self._watch()
         return moved
 
     def _watch(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 from ....allocation import slots
 from ....allocation.native import Shim, shim
+from ....errors import Refused
 from .. import settings, snapshot
 
 __all__ = ["Installed", "install", "installed", "remove"]
@@ -71,6 +73,7 @@ class Installed:
         for slot, value in [*((s, self.shim.free) for s in free), *((s, self.shim.malloc) for s in malloc)]:
             slots.write(slot, value)
             self._before.append((slot, real[value]))
+        atexit.register(self.shim.set_handler, None)  # segments are freed after Python has ended
         self.shim.set_chunks(True)
         self._wrap()
 
@@ -146,6 +149,7 @@ class Installed:
 
     def remove(self) -> None:
         """Put every slot and function back. Segments of the shim's go on being freed by it."""
+        atexit.unregister(self.shim.set_handler)
         self.shim.set_handler(None)
         self.shim.set_chunks(False)
         self.give_back_limits()
@@ -177,13 +181,21 @@ class Installed:
 
         A text resets what it does not name, but not this option: so the user's own text, given again behind it, is
         the one that torch tells (read in torch 2.2 to 2.14, seen on an H200 with 2.11).
+
+        Raises
+        ------
+        Refused
+            If torch does not do it: Python could then wait for the allocator's lock, and its holder for Python.
         """
         if self._settled is not None:
             return
-        before = self._settled = settings.written(self.torch)
+        before = settings.written(self.torch)
         settings.set_text(self.torch, settings.with_option(before, _KEY, "True"))
         if settings.option(before, _KEY) is None:
             settings.set_text(self.torch, before)
+        self._settled = before
+        if self.torch.cuda.is_initialized() and not settings.live(self.torch).get(_KEY, True):
+            raise Refused("torch keeps its allocator's lock while it asks for memory")
         if settings.option(before, "expandable_segments") == "True":
             self._redirect()
 

@@ -45,13 +45,15 @@ class Pages:
         self.idle: Callable[[], Iterable[Any]] = tuple
         """Roots of what it cannot."""
         self.out_bytes = self.in_bytes = 0
+        self.hot = False
+        """Whether something left that the running cell may use soon."""
         self._ranks: dict[int, tuple[int, int]] = {}
         self._ranked = self._ranking = 0.0
 
     def begin(self, reached: Callable[[], Iterable[Any]], idle: Callable[[], Iterable[Any]]) -> None:
         """Another cell runs."""
         self.reached, self.idle = reached, idle
-        self._ranks, self._ranking = {}, 0.0
+        self._ranks, self._ranking, self.hot = {}, 0.0, False
 
     def _ranks_now(self, device: int) -> dict[int, tuple[int, int]]:
         """`ranks`, looked up again at most so often that it takes a twentieth of the time."""
@@ -96,6 +98,7 @@ class Pages:
                 break
             chosen.append(chunks[i].address)
             size += chunks[i].size
+            self.hot = self.hot or worth[i][0] > STATE
         moved, _ = self._shim.exchange(chosen, HOST)
         self.out_bytes += moved
         return moved

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,6 +44,7 @@ class Saved:
         self._torch, self._device, self._limit, self._make = torch, device, limit, hooks
         self.engine: Any = None
         self._pushed = False
+        self._looked = self._looking = 0.0
         self._disable: Any = None
 
     @property
@@ -71,13 +73,22 @@ class Saved:
                 return 0
             self.engine.budget.keep = 1 << 60
             self.engine.begin()
-        self._adopt()
+        self._look()
         gone = int(self.engine.make_room(max(nbytes, self._limit // 16)))
         if gone:
             self._push()
         return gone
 
-    def _adopt(self) -> None:
+    def _look(self) -> None:
+        """Take in what graphs hold; where there was nothing, not again before twenty times as long has passed."""
+        started = time.perf_counter()
+        if started - self._looked < 20 * self._looking:
+            return
+        found = self._adopt()
+        self._looked = time.perf_counter()
+        self._looking = 0.0 if found else self._looked - started
+
+    def _adopt(self) -> int:
         torch = self._torch
         read = torch._C.TensorBase.untyped_storage
         leaves: set[int] = set()
@@ -91,12 +102,15 @@ class Saved:
                 found.append((node._sequence_nr(), raw))
         found.sort(key=lambda pair: pair[0])
         self.engine.leaves = leaves
+        taken = 0
         for _, raw in found:
             if self._may_leave(raw):
                 try:
                     self.engine.adopt(raw)
+                    taken += 1
                 except RuntimeError:  # freed meanwhile, or it has hooks already
                     continue
+        return taken
 
     def _may_leave(self, raw: Any) -> bool:
         """Whether it has no hooks (ours, the user's, or those of checkpointing), and is large, and on this device."""

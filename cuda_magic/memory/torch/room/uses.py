@@ -80,6 +80,8 @@ class Uses:
         self._others = False
         self._ending = True
         self.in_bytes = self.out_bytes = 0
+        self.kind = "cuda"
+        """The type of the devices that are followed."""
 
     # -- on and off
     def begin(self) -> None:
@@ -176,7 +178,7 @@ class Uses:
             wanted: list[tuple[int, int]] = []
             for storage in storages(self._torch, (args, kwargs)):
                 nbytes = storage.nbytes()
-                if nbytes < _LEAST or storage.device.type != "cuda":
+                if nbytes < _LEAST or storage.device.type != self.kind:
                     continue
                 address = storage.data_ptr()
                 last = self._last.get(address)
