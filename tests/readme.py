@@ -1,7 +1,8 @@
 """README's snippets: taken out, run on the practice GPU by the tests, and run on a real card for the outputs shown.
 
     python tests/readme.py record FOLDER   on a machine with a card: FOLDER/readme.ipynb
-    python tests/readme.py update          puts the outputs of notebooks/recorded/readme.ipynb into README.md
+    python tests/readme.py update          puts the outputs of notebooks/recorded/readme.ipynb into README.md, and
+                                           those of the training loop in recorded/06 into the text of tutorial 03
 
 A fence of ``python`` is a cell and one of ``sh`` lines for a shell; a fence of ``text`` below is what the cell shows.
 The cells of one section share a kernel, in which cuda_magic is loaded. ``<!-- fails -->`` above a cell: it is meant to.
@@ -20,6 +21,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 RECORDED = ROOT / "notebooks" / "recorded" / "readme.ipynb"
+TUTORIAL = ROOT / "notebooks" / "03_out_of_memory.ipynb"
+LOOP = ROOT / "notebooks" / "recorded" / "06_larger_than_the_card.ipynb"
+BLOCK = re.compile(r"(?<=<!-- the loop of 06 -->\n)(.*?)(?=<!-- end of the loop -->)", re.DOTALL)
 FENCE = re.compile(r"^(<!-- fails -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LOAD = "%load_ext cuda_magic"
 
@@ -109,8 +113,26 @@ def cells_on_the_card() -> list[nbformat.NotebookNode]:
     return cells
 
 
+def loop_on_the_card() -> str:
+    """The guarded training loop of tutorial 06 with what it said on a card; empty where that is not recorded yet."""
+    recorded = nbformat.read(LOOP, as_version=4)
+    cells = [cell for cell in recorded.cells if cell.cell_type == "code"]
+    for cell, check, report in zip(cells, cells[1:], cells[2:], strict=False):
+        if cell.source.startswith("%%cuda_guard\nmodel") and report.source == "%cuda_guard":
+            fences = [("python", cell.source), ("text", shown_by(cell)), ("python", check.source)]
+            fences += [("text", shown_by(check)), ("text", shown_by(report))]
+            text = "".join(f"```{language}\n{body}\n```\n" for language, body in fences)
+            return f"{recorded.cells[0].source.strip('*')}\n\n{text}"
+    return ""
+
+
 def update() -> None:
-    """README's outputs anew from the recording."""
+    """README's outputs and tutorial 03's training loop anew from the recordings."""
+    tutorial = nbformat.read(TUTORIAL, as_version=4)
+    for cell in tutorial.cells:
+        if cell.cell_type == "markdown":
+            cell.source = BLOCK.sub(lambda _: loop_on_the_card(), cell.source)
+    nbformat.write(tutorial, TUTORIAL)
     shown = iter(cells_on_the_card())
     last = ""
 

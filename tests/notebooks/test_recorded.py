@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import readme
 
 from cuda_magic.testing import recorded
 
@@ -71,3 +72,9 @@ def test_a_recording_is_from_the_card(name):
     for cell, other in zip(code(mine), code(tutorial), strict=True):
         if "nbval-check-output" in cell.metadata.get("tags", []):
             assert texts(cell) == texts(other)
+
+
+def test_the_training_loop_in_03_is_that_of_the_recording():
+    """The text of tutorial 03 shows what 06 said on a card: ``python tests/readme.py update``."""
+    text = "".join(cell.source for cell in read(ROOT / "notebooks" / "03_out_of_memory.ipynb").cells)
+    assert [readme.loop_on_the_card()] == readme.BLOCK.findall(text)
