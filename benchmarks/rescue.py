@@ -8,7 +8,7 @@
 Each pair of a row and a way runs in a fresh kernel. Kernels start in parallel; from the first use of CUDA on only one
 of them is on a card, so the seconds are those of the cell alone. A run adds to the file that is there, each pair with
 its date; ``--missing`` goes on where one was cut short. `rescue.json` has all figures, `rescue.md` the table, and
-``--readme`` puts it into README.md.
+``--page`` puts it into docs/rescues.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from rescue_cases import CASES, PRACTICE, PRELUDE, Case  # noqa: E402
-from rescue_table import into_readme, markdown  # noqa: E402
+from rescue_table import into_page, markdown  # noqa: E402
 from rescue_ways import WAYS, Way  # noqa: E402
 
 LIMIT = 60
@@ -230,12 +230,12 @@ def main() -> None:
     parser.add_argument("--practice", action="store_true", help="on the practice GPU")
     parser.add_argument("--cards", help="numbers of the cards to use, comma separated: one unless given")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="kernels that start, for a card")
-    parser.add_argument("--readme", action="store_true", help="only put the table into README.md")
+    parser.add_argument("--page", action="store_true", help="only put the table into docs/rescues.md")
     given = parser.parse_args()
     file = Path(given.folder, "rescue.json")
     kept = json.loads(file.read_text()) if file.exists() else {"rows": {}}
-    if given.readme:
-        into_readme(ROOT / "README.md", kept)
+    if given.page:
+        into_page(ROOT / "docs" / "rescues.md", kept)
         return
     cases = [c for c in CASES if c.practice or not given.practice]
     names = choose(given.only, [c.id for c in cases], "row")

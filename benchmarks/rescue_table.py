@@ -9,7 +9,7 @@ from typing import Any
 from rescue_cases import CASES, Case
 from rescue_ways import WAYS
 
-__all__ = ["into_readme", "markdown", "readme_table"]
+__all__ = ["BEGIN", "END", "into_page", "markdown", "page_table"]
 
 BEGIN, END = "<!-- the table of benchmarks/rescue.py -->", "<!-- end of the table -->"
 
@@ -96,15 +96,14 @@ def _in_short(kept: dict[str, Any]) -> str:
     )
 
 
-def readme_table(kept: dict[str, Any]) -> str:
-    """What stands in README between the two marks, folded: the table is long."""
-    folded = ["<details>", f"<summary>{_in_short(kept)}</summary>", ""]
+def page_table(kept: dict[str, Any]) -> str:
+    """What is between the two markers of docs/rescues.md."""
     legend = f"{_legend(kept)[0]} On {_releases(kept)}."
-    return "\n".join([BEGIN, *folded, *_table(kept, list(WAYS)), "", legend, "", "</details>", END])
+    return "\n".join([BEGIN, _in_short(kept), "", *_table(kept, list(WAYS)), "", legend, END])
 
 
-def into_readme(readme: Path, kept: dict[str, Any]) -> None:
-    """Put the table between the marks of `readme`."""
-    text = readme.read_text()
+def into_page(page: Path, kept: dict[str, Any]) -> None:
+    """Put the table between the markers of `page`."""
+    text = page.read_text()
     start, end = text.index(BEGIN), text.index(END) + len(END)
-    readme.write_text(text[:start] + readme_table(kept) + text[end:])
+    page.write_text(text[:start] + page_table(kept) + text[end:])

@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from rescue import cards_of, is_right, outcome  # noqa: E402
 from rescue_cases import CASES  # noqa: E402
-from rescue_table import BEGIN, END, cell, markdown, readme_table  # noqa: E402
+from rescue_table import BEGIN, END, cell, markdown, page_table  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "rescue.json"
 BY_ID = {case.id: case for case in CASES}
@@ -110,7 +110,7 @@ def test_every_cause_and_scenario_has_a_row():
     assert {"cycle", "traceback", "fragmentation", "rounding", "idle", "handle", "S4c", "larger"} <= set(BY_ID)
 
 
-def test_the_table_in_readme_is_that_of_the_results():
-    """README's table is made from the result file: ``python benchmarks/rescue.py benchmarks/results --readme``."""
-    text = (ROOT / "README.md").read_text()
-    assert readme_table(json.loads(RESULTS.read_text())) == text[text.index(BEGIN) : text.index(END) + len(END)]
+def test_the_table_on_the_page_is_that_of_the_results():
+    """docs/rescues.md has it from the result file: ``python benchmarks/rescue.py benchmarks/results --page``."""
+    text = (ROOT / "docs" / "rescues.md").read_text()
+    assert page_table(json.loads(RESULTS.read_text())) == text[text.index(BEGIN) : text.index(END) + len(END)]
