@@ -119,6 +119,14 @@ class Done:
             self.notes.append(text)
 
 
+def _nothing(line: str) -> None:
+    """Nobody is told."""
+
+
+def _never() -> bool:
+    return False
+
+
 class Handler:
     """The handler of one guarded cell, block or function.
 
@@ -140,9 +148,9 @@ class Handler:
         self,
         room: Room,
         errors: Callable[[int], str] | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = _nothing,
         moves: bool = True,
-        own_way: Callable[[], bool] = lambda: False,
+        own_way: Callable[[], bool] = _never,
     ) -> None:
         self.room, self.errors, self.say, self.moves, self.own_way = room, errors, say, moves, own_way
         self.done: dict[str, Done] = {}
@@ -273,6 +281,10 @@ class Handler:
         gc.collect()
         self._collected = time.perf_counter()
         self._collecting = self._collected - started
+
+    def forget(self) -> None:
+        """It is over: what it was given is let go of, so that nobody lives on by it."""
+        self.errors, self.say, self.own_way = None, _nothing, _never
 
     # -- for the report
     def helped(self) -> list[Done]:

@@ -27,6 +27,10 @@ _kernel_limit: list[int] = []
 """Bytes that this kernel may have of each device, where the user said so."""
 
 
+def _nothing(line: str) -> None:
+    """Nobody is told."""
+
+
 class Session:
     """Room is made while this is on. Inside another one it does nothing: the outer one's handler serves.
 
@@ -51,7 +55,7 @@ class Session:
         namespace: Mapping[str, Any],
         *,
         errors: Callable[[int], str] | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        say: Callable[[str], None] = _nothing,
         moves: bool = True,
         own_way: bool = False,
         limit: int | None = None,
@@ -96,6 +100,7 @@ class Session:
     def end(self) -> None:
         """Put everything back. Calling it twice does no harm."""
         room, self.room = self.room, None
+        self._errors, self._say = None, _nothing  # methods of who holds this: else only the collector ends them
         if room is None:
             return
         try:
@@ -105,6 +110,8 @@ class Session:
         finally:
             if self in _running:
                 _running.remove(self)
+            if self.handler is not None:
+                self.handler.forget()
 
     def _own_way(self) -> bool:
         return self._own or deals_with_it(_frame())

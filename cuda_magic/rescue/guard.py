@@ -184,10 +184,10 @@ class GuardRun:
         self.say(f"cuda_guard: {line}")
 
     def _errors(self, device: int) -> str:
-        """Let go of earlier failures; which."""
+        """Let go of earlier failures, and of shown values if the user says so; which."""
         from .rungs.holders import let_go
 
-        return let_go(machine().allocator(), device, self.namespace, self.shell)
+        return let_go(machine().allocator(), device, self.namespace, self.shell, self.options.free_outputs)
 
     def during(self, step: Step) -> AbstractContextManager[Any] | None:
         inside, code = None, step.code

@@ -272,10 +272,11 @@ class Cycles:
     """
 
     def __init__(self, allocator: Allocator, device: int) -> None:
-        tensors, looked = self._tensors(allocator)
-        of = {id(one): (where, key, nbytes) for one, where, key, nbytes in allocator.owners(tensors) if where == device}
-        tensors = [one for one in tensors if id(one) in of]
-        names = holding_types(tensors, {key: row[2] for key, row in of.items()}, [*looked, looked], looked)
+        found, looked = self._tensors(allocator)
+        of = {id(one): (where, key, nbytes) for one, where, key, nbytes in allocator.owners(found) if where == device}
+        tensors = [one for one in found if id(one) in of]
+        own = [*looked, looked, found]  # what was looked at holds our own list of it too
+        names = holding_types(tensors, {key: row[2] for key, row in of.items()}, own, looked)
         self._noted = [(weakref.ref(one), of[id(one)], names.get(id(one), BELOW)) for one in tensors]
 
     @staticmethod

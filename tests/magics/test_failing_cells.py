@@ -58,7 +58,7 @@ def test_case_37_a_guarded_cell_that_fails_stops_the_run(notebook, body, name):
 
     made = nbformat.read(notebook, 4)
     made.cells[0].source += "\nfrom cuda_magic.testing import gpu\ngpu = gpu(force=True)"
-    made.cells[1].source = f"%%cuda_guard --without spill\n{body}"
+    made.cells[1].source = f"%%cuda_guard --no-move\n{body}"
     client = NotebookClient(made, resources={"metadata": {"path": notebook.parent}})
     with pytest.raises(CellExecutionError):
         client.execute()

@@ -43,9 +43,7 @@ MISTAKES = {
         "cuda_guard: takes no argument 'GiB'; --reserve takes one word, as in --reserve SIZE."
     ),
     "%%cuda_guard --reserve -1GiB\n1": ("cuda_guard: --reserve takes a size such as 2GiB or 512MiB, not '-1GiB'."),
-    "%%cuda_guard --reserve 4\n1": (
-        "cuda_guard: --reserve 4: so few bytes serve nothing; a size has a unit, as in 1GiB."
-    ),
+    "%%cuda_guard --reserve 4\n1": ("cuda_guard: --reserve 4: that is next to nothing; a size has a unit, as in 1GiB."),
     "%%cuda_guard --shrink Bs\n1": "cuda_guard: --shrink names 'Bs', which does not exist. Did you mean 'bs'?",
     "%%cuda_guard --shrink name\n1": ("cuda_guard: --shrink name: name is no whole number (int) but of the class str."),
     "%%cuda_guard --shrink flag\n1": (
@@ -222,7 +220,7 @@ def test_an_object_that_fails_when_looked_at_does_not_hide_the_users_error(loade
     loaded.user_ns["gpu"] = cuda_magic.testing.gpu(["24 GiB"], force=True)
     try:
         loaded.run_cell(f"class Bad:\n    @property\n    def {where}(self): raise {error}\nbad = Bad()")
-        result = loaded.run_cell("%%cuda_guard\nx = gpu.empty(25 << 30)")
+        result = loaded.run_cell("%%cuda_guard\nx = gpu.empty(1 << 50)")
         assert type(result.error_in_exec).__name__ == "OutOfMemoryError"
     finally:
         cuda_magic.machine.use(None)

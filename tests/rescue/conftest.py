@@ -61,6 +61,7 @@ class Cells:
                 if not run.recover(step, self.names, ()):
                     self.text = run.gave_up(first, step)
                     return first
+        first = None  # its traceback has this frame
         run.finished()
         return None
 

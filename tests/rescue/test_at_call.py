@@ -259,8 +259,8 @@ def test_what_stays_parked_is_named_and_comes_back_later(cells, card, watched):
     cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
     assert cells.guard("new = torch.ones(24 * MIB)") is None
     assert cells.allocator.session.on
-    assert any("still wait elsewhere" in note and "ts[" in note for note in cells.report.notes)
-    assert any("still wait elsewhere" in line for line in cells.lines)
+    assert any("tensors wait on the host" in note and "ts[" in note for note in cells.report.notes)
+    assert any("tensors wait on the host" in line for line in cells.lines)
     cells.plain("got = [float(t[0] + 1) for t in ts]")  # a plain cell: safe to touch
     assert cells.names["got"] == [float(i + 1) for i in range(7)]
     assert card.broken == ""

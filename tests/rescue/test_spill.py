@@ -253,7 +253,7 @@ def test_where_the_card_is_too_full_they_stay_safe_and_come_back_at_the_next_cha
     assert cells.guard("x = E(60)") is None
     assert card.allocator.parked() == 30 * MIB
     assert card.here.on
-    assert cells.report.notes[-1].startswith("30.00 MiB still wait elsewhere, since the card is full")
+    assert cells.report.notes[-1].startswith("30.00 MiB of this kernel's tensors wait on the host")
     assert cells.report.handled == 0  # the user's own code has handled none
     with pytest.raises(torch.OutOfMemoryError):  # no room, said by torch's own error: the data is still there
         cells.plain("a.sum(), b.sum()")

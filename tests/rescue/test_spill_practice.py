@@ -19,7 +19,7 @@ def test_too_full_afterwards_and_back_at_the_next_chance(practice):
     practice.plain("model = gpu.full('16 GiB', 7)")
     assert practice.guard("x = gpu.empty('12 GiB')") is None
     assert practice.report.handled == 0
-    assert practice.report.notes[-1].startswith("16.00 GiB still wait elsewhere, since the card is full")
+    assert practice.report.notes[-1].startswith("16.00 GiB of this kernel's tensors wait on the host")
     error = practice.guard("model.sum() + 0 * x.numel()", only=("caches",))
     assert "out of memory" in str(error)
     practice.plain("del x")

@@ -32,7 +32,8 @@ def test_what_stays_parked_is_said_and_comes_back(loaded, card, capsys):
     """8 tensors of 1 MiB on a card of 4: 4 wait, by name; they come back once the others are gone."""
     allocator = card.machine.allocator()
     loaded.run_cell(CELL)
-    assert "cuda_guard: 4.00 MiB still wait elsewhere, since the card is full (kept[" in capsys.readouterr().err
+    said = "cuda_guard: 4.00 MiB of this kernel's tensors wait on the host, since the card is full (kept["
+    assert said in capsys.readouterr().err
     assert allocator.settle() == 4 << 20
     loaded.run_cell("del kept[4:]")
     assert allocator.settle() == 0
@@ -70,6 +71,7 @@ def test_who_names_what_holds_the_card(loaded, card):
 def test_errors_that_an_earlier_cells_paging_dealt_with_are_not_the_cells(loaded, card, monkeypatch):
     """Tensors of an earlier cell still wait; what they make room for is not said to be handled by this cell."""
     # else room is made before an op fails
+    monkeypatch.setattr("cuda_magic.allocation.session._on", False)
     monkeypatch.setattr("cuda_magic.memory.torch.parking.pager.Pager._keep_free", lambda pager: None)
     monkeypatch.setattr("cuda_magic.memory.torch.parking.ahead.Room.asked", lambda *asked: None)
     loaded.run_cell(CELL)

@@ -34,19 +34,26 @@ class _Holders:
         parts = []
         if dropped:
             parts.append(f"{dropped} references to earlier failures" + (f": {', '.join(said)}" if said else ""))
-        shown = _outputs(s) if s.options.free_outputs else []
+        shown = _outputs(s.allocator, s.namespace, s.shell) if s.options.free_outputs else []
         if shown:
             parts.append(f"shown values: {', '.join(shown)}")
         return Did(reason="let go of " + "; ".join(parts) if parts else "")
 
 
-def let_go(allocator: Allocator | None, device: int | None, namespace: dict[str, Any], shell: Any) -> str:
-    """Let go of earlier failures; which of them held memory, or how many references there were."""
-    if not kernel.earlier_errors(shell):
-        return ""
-    said = _tracebacks(allocator, device, namespace, shell)
-    dropped = kernel.forget_errors(shell)
-    return f"{dropped} references to earlier failures" + (f": {', '.join(said)}" if said else "") if dropped else ""
+def let_go(
+    allocator: Allocator | None, device: int | None, namespace: dict[str, Any], shell: Any, outputs: bool = False
+) -> str:
+    """Let go of earlier failures, and of shown values if asked; which of them held memory, or how many there were."""
+    parts = []
+    if kernel.earlier_errors(shell):
+        said = _tracebacks(allocator, device, namespace, shell)
+        dropped = kernel.forget_errors(shell)
+        if dropped:
+            parts.append(f"{dropped} references to earlier failures" + (f": {', '.join(said)}" if said else ""))
+    shown = _outputs(allocator, namespace, shell) if outputs else []
+    if shown:
+        parts.append(f"shown values: {', '.join(shown)}")
+    return "; ".join(parts)
 
 
 def _tracebacks(allocator: Allocator | None, device: int | None, namespace: dict[str, Any], shell: Any) -> list[str]:
@@ -60,18 +67,18 @@ def _tracebacks(allocator: Allocator | None, device: int | None, namespace: dict
     return [f"the {row.name} ({bytes_text(row.nbytes)})" for row in rows if row.kind == "traceback"]
 
 
-def _outputs(s: Situation) -> list[str]:
+def _outputs(allocator: Allocator | None, namespace: dict[str, Any], shell: Any) -> list[str]:
     """Let go of the shown values that hold memory; each once, by its first name."""
-    if s.allocator is None:
+    if allocator is None:
         return []
     held: dict[int, tuple[str, object]] = {}
     ends = time.perf_counter() + SECONDS
-    for name, value in kernel.outputs(s.shell).items():
+    for name, value in kernel.outputs(shell).items():
         left = ends - time.perf_counter()
-        rows = Search(s.allocator, s.namespace, seconds=left).held([Root("output", name, value)]) if left > 0 else []
+        rows = Search(allocator, namespace, seconds=left).held([Root("output", name, value)]) if left > 0 else []
         if rows:
             held.setdefault(id(value), (f"{name} ({bytes_text(sum(row.nbytes for row in rows))})", value))
-    freed = kernel.forget_outputs(s.shell, [value for _, value in held.values()])
+    freed = kernel.forget_outputs(shell, [value for _, value in held.values()])
     return [said for said, _ in held.values()] if freed else []
 
 
