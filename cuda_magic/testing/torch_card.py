@@ -32,6 +32,7 @@ from ..memory.torch.parking.operands import storages
 from ..memory.torch.parking.parked import Store
 from ..memory.torch.parking.session import Session
 from ..memory.torch.reserve import Reserve
+from ..memory.torch.room import SHARE
 from ..render.units import bytes_text
 from .real import real_gpus
 from .sizes import size
@@ -198,7 +199,8 @@ class _CpuAllocator(TorchAllocator):
         return self._practice_room
 
     def _hooks(self, request: int) -> Activations:
-        return self.activations(0, request)
+        cap = self.count.cap
+        return Activations(self.torch, _Copies(self.count), self.arena, Budget(0, cap, share=SHARE))
 
     def started(self) -> bool:
         return True

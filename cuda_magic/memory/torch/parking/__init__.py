@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 __all__ = ["hooks", "release", "saving", "session_if_any"]
 
 
-def hooks(torch: Any, device: int, request: int, limit: int, place: str | None = None) -> Any:
+def hooks(torch: Any, device: int, request: int, limit: int, place: str | None = None, *, share: int = 8) -> Any:
     """Hooks, to be entered, that let what autograd saves on `device` wait on the host, or in `place`.
 
-    `request` is the one that failed, `limit` what this process may have on the card, both in bytes.
+    `request` is the one that failed, `limit` what this process may have on the card, both in bytes; `share` as for
+    `budget.Budget`.
 
     Raises
     ------
@@ -34,7 +35,7 @@ def hooks(torch: Any, device: int, request: int, limit: int, place: str | None =
     except (AttributeError, TypeError):
         raise Refused(f"torch {torch.__version__} does not tell enough of what autograd saves") from None
     where = shared(torch) if place is None else neighbour.place(torch, place, device)
-    return Activations(torch, Copies(torch, device, limit), where, Budget(request, limit))
+    return Activations(torch, Copies(torch, device, limit), where, Budget(request, limit, share=share))
 
 
 def saving() -> bool:

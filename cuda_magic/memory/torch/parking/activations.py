@@ -54,6 +54,10 @@ class Activations:
         """Bytes ``out`` and ``in``; how many storages were ``saved``, fetched ``late``, ``shared``; ``ooms`` met."""
         self.leaves: set[int] = set()
         """Keys of storages that live on anyway: `adopt` gets parameters without their mark."""
+        self._high = 0
+        """Bytes on the card at most, since a request found no room."""
+        self._backward = False
+        """Whether the last hook was one of the backward pass."""
         self.most_kept = 0
         """Bytes that stayed on the card by the budget, at most."""
         self._lock = threading.RLock()
@@ -126,7 +130,9 @@ class Activations:
             self._let_go(0)
             if went < nbytes:
                 went += self._bytes["back"] if self._drop_fetched() else 0
-            self.budget.keep = max(0, min(self.budget.keep, self._bytes["card"] - self.budget.window))
+            # in a backward pass what stayed is on its way out anyway: so much less may stay the next time
+            self._high = self._high - went if self._backward else self._bytes["card"]
+            self.budget.no_more(self._high - self.budget.window)
             return went
         finally:
             self._lock.release()
@@ -179,9 +185,11 @@ class Activations:
             return Kept(tensor)
         self.settle()
         with self._lock:
+            self._backward = False
             record = self._record(tensor, storage)
             token = Token(record, tensor)
             self._shed()
+            self._high = max(self._high, self._bytes["card"])
         self.settle()
         return token
 
@@ -288,6 +296,7 @@ class Activations:
         self.settle()
         record, stream = token.record, self._copies.stream()
         with self._lock:
+            self._backward = True
             if record.gpu is not None or record.version < 0:
                 check_version(record.gpu, record.version, token.size)
                 if not self._here(record):  # parked since: an op that names it brings it back

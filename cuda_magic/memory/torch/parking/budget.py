@@ -29,12 +29,14 @@ class Budget:
         What this process may have on the card.
     most
         Bound of `keep`; None: none.
+    share
+        Which part of the limit the margin has: an eighth, or less where a request that finds no room is met.
     """
 
-    def __init__(self, request: int = 0, limit: int = 0, most: int | None = None) -> None:
+    def __init__(self, request: int = 0, limit: int = 0, most: int | None = None, share: int = 8) -> None:
         self.keep = 0
         self.largest = 0
-        self._request, self._limit, self._most = request, limit, most
+        self._request, self._limit, self._most, self._share = request, limit, most, share
         self._low: int | None = None
         self._round = self._before = 0
         """Bytes saved in this round and in the one before."""
@@ -56,7 +58,12 @@ class Budget:
 
     @property
     def margin(self) -> int:
-        return 2 * (self.largest + self._request) + self._limit // 8
+        return 2 * (self.largest + self._request) + self._limit // self._share
+
+    def no_more(self, keep: int) -> None:
+        """A request found no room: so much may stay from now on, at most."""
+        self.keep = max(0, min(self.keep, keep))
+        self._most = self.keep if self._most is None else min(self._most, self.keep)
 
     def saved(self, nbytes: int) -> None:
         """A storage of this size was saved."""

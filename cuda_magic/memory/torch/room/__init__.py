@@ -24,6 +24,9 @@ _LEFT = 1 << 30
 """Bytes that the host keeps, at least."""
 _SHARE = 10
 """The host keeps this part (1/_SHARE) of what it has free, too."""
+SHARE = 32
+"""Which part of what this process may have stays free for what is not seen between two looks (parking/budget.py): a
+request that finds no room is met, so it need not be much."""
 _SPARE = 128 << 20
 """Bytes that stay free for the driver when pages come back."""
 
@@ -184,7 +187,7 @@ class TorchRoom:
                 self._torch,
                 self._torch.device("cuda", device),
                 whole,
-                lambda request: parking.hooks(self._torch, device, request, whole),
+                lambda request: parking.hooks(self._torch, device, 0, whole, share=SHARE),
             )
         with quietly(self._torch):
             return one.make_room(nbytes)
