@@ -22,7 +22,8 @@ _WORDS = ("out of memory", "out_of_memory", "oom")
 _BROAD = ("RuntimeError", "Exception", "BaseException")
 _OURS = ("cuda_magic", "IPython", "ipykernel", "torch", "asyncio", "traitlets", "tornado")
 _NOTEBOOK = ("<ipython-input", "/ipykernel_", "<stdin>")
-_cache: dict[CodeType, tuple[_Try, ...]] = {}
+_cache: dict[tuple[CodeType, str, str], tuple[_Try, ...]] = {}
+"""By the file and the package too: codes of the same text are equal."""
 
 
 class _Try(NamedTuple):
@@ -47,9 +48,10 @@ def deals_with_it(frame: FrameType | None = None) -> bool:
 
 def _tries(frame: FrameType) -> tuple[_Try, ...]:
     code = frame.f_code
-    if code in _cache:
-        return _cache[code]
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    key = (code, code.co_filename, package)
+    if key in _cache:
+        return _cache[key]
     notebook = any(mark in code.co_filename for mark in _NOTEBOOK) or package == "__main__"
     found: tuple[_Try, ...] = ()
     if package not in _OURS and _hints(code, notebook):
@@ -59,7 +61,7 @@ def _tries(frame: FrameType) -> tuple[_Try, ...]:
             found = ()
     if len(_cache) > 1000:
         _cache.clear()
-    _cache[code] = found
+    _cache[key] = found
     return found
 
 
@@ -88,7 +90,7 @@ def _parsed(code: CodeType, notebook: bool) -> list[_Try]:
 
 
 def _deals(handler: ast.ExceptHandler, notebook: bool) -> bool:
-    if isinstance(handler.body[-1], ast.Raise) and len(handler.body) <= 2 and not _names(handler.body) & {*_NAMES}:
+    if isinstance(handler.body[-1], ast.Raise) and not _leaves(handler.body):
         return False  # it is logged, or told in other words
     kinds = _names([handler.type]) if handler.type is not None else {"BaseException"}
     if "OutOfMemoryError" in kinds:
@@ -98,6 +100,11 @@ def _deals(handler: ast.ExceptHandler, notebook: bool) -> bool:
     if _names(handler.body) & {*_NAMES} or any(word in text for text in _texts(handler.body) for word in _WORDS):
         return True
     return notebook and "RuntimeError" in kinds
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    """Whether a handler that ends in ``raise`` has another way out before."""
+    return any(isinstance(node, (ast.Return, ast.Continue, ast.Break)) for one in body for node in ast.walk(one))
 
 
 def _names(nodes: list[ast.stmt] | list[ast.expr]) -> set[str]:

@@ -118,8 +118,10 @@ class Session:
 
 
 def switch(on: bool) -> None:
-    """Make room where memory is asked for (the default), or only after the error."""
+    """Make room where memory is asked for (the default), or only after the error: then all is put back."""
     global _on
+    if not on:
+        close()
     _on = on
 
 

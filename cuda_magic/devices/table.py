@@ -104,6 +104,13 @@ class MemoryTable(Result):
                         "info", f"GPU {name}: {self.splits[i].outside} processes in the list are not in this container."
                     )
                 )
+            if i < len(self.splits) and self.splits[i].on_host:
+                notes.append(
+                    Note(
+                        "info",
+                        f"GPU {name}: {bytes_text(self.splits[i].on_host)} of this kernel's tensors are on the host.",
+                    )
+                )
             if device.memory.total and device.memory.used_includes_reserved and not device.memory.unified:
                 notes.append(Note("info", f"GPU {name}: used includes the driver's own reserve (old driver)."))
         return notes

@@ -72,6 +72,10 @@ class Stats:
     """Bytes reserved in pools of CUDA graphs and MemPools."""
     inactive_split: int = 0
     """Bytes free inside segments that also hold live blocks: what fragmentation may cost."""
+    elsewhere: int = 0
+    """Of `allocated` and `reserved`, bytes with no memory of the card behind them now: on the host, or in holes."""
+    on_host: int = 0
+    """Of these, on the host."""
 
     @property
     def cached(self) -> int:

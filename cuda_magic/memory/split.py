@@ -67,6 +67,8 @@ class Split:
     """The driver's own part."""
     outside: int = 0
     """How many processes in the list are outside this container."""
+    on_host: int = 0
+    """Of this process's tensors, bytes that are on the host, since the card had no room for them."""
     includes_reserve: bool = False
     """An old driver: the reserve cannot be told apart and stands in `unattributed`."""
 
@@ -147,18 +149,20 @@ def _person(pid: int, here: bool, label: str) -> Person:
 def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: str, library: int | None) -> Split:
     memory = device.memory
     live = cached = fragmented = context = own = None
+    on_host = 0
     here = allocator is not None and cuda is not None and cuda in allocator.devices()
     if here:
         assert allocator is not None and cuda is not None
         stats = allocator.stats(cuda)
-        live = stats.allocated
+        live = max(0, stats.allocated - stats.elsewhere)
+        on_host = stats.on_host
         fragmented = min(stats.inactive_split, stats.cached)
         cached = stats.cached - fragmented
     kernels: int | None = 0
     others: int | None = 0
     outside = 0
     listed = {process.pid: process.used for process in device.processes or ()}
-    this = this_process(listed, stats.reserved) if here and not label else None
+    this = this_process(listed, stats.reserved - stats.elsewhere) if here and not label else None
     for process in device.processes or ():
         person = _person(process.pid, here, label)
         if person.this or process.pid == this:
@@ -195,4 +199,5 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
         reserved=memory.reserved,
         outside=outside,
         includes_reserve=memory.used_includes_reserved,
+        on_host=on_host,
     )

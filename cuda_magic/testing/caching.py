@@ -327,6 +327,8 @@ class Caching:
             retries=self.retries,
             device_mallocs=self.device_mallocs,
             inactive_split=split,
+            elsewhere=self.card.elsewhere,
+            on_host=sum(size for size, where in self.card.chunks.values() if where == HOST),
         )
 
     def segments(self) -> tuple[SegmentRecord, ...]:

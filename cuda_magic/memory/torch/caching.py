@@ -75,6 +75,8 @@ class TorchAllocator:
             device_mallocs=read("num_device_alloc"),
             private_pools=self._private(device) if numbers else 0,
             inactive_split=read("inactive_split_bytes.all.current"),
+            elsewhere=self._room.elsewhere(device) if self._room is not None else 0,
+            on_host=self._room.on_host(device) if self._room is not None else 0,
         )
 
     def ooms(self, device: int) -> int:
@@ -147,9 +149,9 @@ class TorchAllocator:
         reason = install(self.torch)
         if reason:
             return reason
-        if self._room is None:
-            here = installed()
-            assert here is not None
+        here = installed()
+        assert here is not None
+        if self._room is None or self._room.here is not here:
             self._room = TorchRoom(here)
         return self._room
 

@@ -41,7 +41,8 @@ class TorchRoom:
     """
 
     def __init__(self, here: Installed) -> None:
-        self._here, self._torch, self._shim = here, here.torch, here.shim
+        self.here = self._here = here
+        self._torch, self._shim = here.torch, here.shim
         self._holes = Holes(self._torch, self._shim)
         self.pages_of = Pages(self._torch, self._shim)
         self._saved: dict[int, Saved] = {}
@@ -123,7 +124,15 @@ class TorchRoom:
     def left(self) -> int:
         if not self._torch.cuda.is_initialized():
             return 0
-        return sum(self._shim.counts(device).host for device in self._devices())
+        return sum(self.on_host(device) for device in self._devices())
+
+    def on_host(self, device: int) -> int:
+        """Bytes of one device's segments that are on the host."""
+        return self._shim.counts(device).host
+
+    def elsewhere(self, device: int) -> int:
+        """Bytes of one device's segments with no memory of the card behind them."""
+        return self.on_host(device) + self._holes.on(device)
 
     def settle(self) -> int:
         """Bring back what has room now; bytes that stay on the host."""
@@ -131,6 +140,9 @@ class TorchRoom:
 
     def close(self) -> None:
         self._here.kernel = None
+        self._uses.end()
+        if self._torch.cuda.is_initialized():
+            self._holes.close()
         remove()
 
     def _devices(self) -> list[int]:

@@ -16,6 +16,10 @@ from .. import snapshot
 __all__ = ["Holes"]
 
 
+_KEPT: list[Any] = []
+"""Plugs that nobody can give memory to: torch must never use their addresses."""
+
+
 class Holes:
     """The plugs of one process.
 
@@ -36,6 +40,10 @@ class Holes:
     def nbytes(self) -> int:
         """Bytes that were taken and are not back yet."""
         return sum(nbytes for *_, nbytes in self._plugs)
+
+    def on(self, device: int) -> int:
+        """The same of one device."""
+        return sum(nbytes for _, where, _, nbytes in self._plugs if where == device)
 
     def punch(self, device: int, nbytes: int) -> int:
         """Take at least `nbytes` from behind free blocks, if there are so many; how many."""
@@ -108,19 +116,27 @@ class Holes:
                 address += block["size"]
             if live and all(at in plugs for at in live):
                 done += [plugs[at] for at in live]
-        dropped = []
-        for plug in done:
+        plugs.clear()
+        return self._drop(done)
+
+    def close(self) -> None:
+        """Drop every plug that can be given memory; the others stay for as long as the process lives."""
+        self._drop(list(self._plugs))
+        _KEPT.extend(self._plugs)
+        self._plugs = []
+
+    def _drop(self, plugs: list[tuple[Any, int, list[int], int]]) -> bool:
+        """Give memory to the stretches of these plugs, then them to torch; whether there was any."""
+        dropped = set()
+        for plug in plugs:
             for where in (CARD, HOST):
                 _, error = self._shim.exchange(plug[2], where, copy=False)
                 if not error:
-                    dropped.append(plug)
+                    dropped.add(id(plug))
                     break
-        self._plugs = [plug for plug in self._plugs if plug not in dropped]
-        done.clear()
+        self._plugs = [plug for plug in self._plugs if id(plug) not in dropped]
         plugs.clear()
-        found = bool(dropped)
-        dropped.clear()
-        return found
+        return bool(dropped)
 
 
 def _inside(address: int, size: int, chunks: list[Chunk]) -> list[Chunk]:
