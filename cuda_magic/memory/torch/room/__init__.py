@@ -189,7 +189,7 @@ class TorchRoom:
         return self._holes.punch(device, nbytes) if nbytes > 0 else 0
 
     def saved(self, device: int, nbytes: int) -> int:
-        if nbytes <= 0:
+        if nbytes <= 0 or self._backward_elsewhere():
             return 0
         one = self._saved.get(device)
         if one is None:
@@ -204,9 +204,11 @@ class TorchRoom:
         with quietly(self._torch):
             return one.make_room(nbytes)
 
-    def saved_refused(self, device: int) -> str:
-        one = self._saved.get(device)
-        return one.refused() if one is not None else ""
+    def _backward_elsewhere(self) -> bool:
+        """Whether another thread may release what graphs hold while they are walked: autograd has one a device."""
+        if _python_thread():
+            return bool(_in_backward() - {threading.get_ident()})
+        return len(self._devices()) > 1 or len(_in_backward()) > 1
 
     def pages(self, device: int, nbytes: int) -> int:
         if nbytes <= 0 or self._host_refused(device):
@@ -270,10 +272,17 @@ def _other_library() -> str:
 
 def _engine_waits() -> set[int]:
     """Threads that wait for the backward pass which asks now, if it is autograd's own thread that asks."""
+    return set() if _python_thread() else _in_backward()
+
+
+def _python_thread() -> bool:
+    """Whether Python started this thread; autograd's own threads come from below Python."""
     here = threading.get_ident()
-    known = {t.ident for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
-    if here in known:
-        return set()
+    return here in {t.ident for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+
+
+def _in_backward() -> set[int]:
+    """Threads that wait for a backward pass."""
     found = set()
     for ident, frame in sys._current_frames().items():
         code = frame.f_code
