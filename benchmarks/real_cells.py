@@ -41,7 +41,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from real_cells_data import CELLS, Cell  # noqa: E402
 
-__all__ = ["BY_NAME", "different", "measure", "missing", "repeated", "table"]
+__all__ = ["BY_NAME", "different", "measure", "missing", "outcome", "repeated", "steady", "table"]
 
 GIB = 1 << 30
 SLACK = 64 << 20
@@ -389,7 +389,7 @@ def different(row: dict[str, Any], mode: str = "guard") -> str:
     return "" if found["digest"] == wanted else f"{found['digest']} instead of {wanted}"
 
 
-def _steady(found: dict[str, Any]) -> float | None:
+def steady(found: dict[str, Any]) -> float | None:
     """Seconds of a step after the first."""
     rest = found.get("steps", [])[1:]
     return statistics.median(rest) if rest else None
@@ -404,7 +404,7 @@ def _line(name: str, row: dict[str, Any]) -> list[str]:
     if "skipped" in row or "digest" not in reference:
         return [name, "", "", row.get("skipped") or f"ref: {outcome(reference)}", *[""] * 6]
     first = (guard.get("steps") or [None])[0]
-    plain, guarded = _steady(reference), _steady(guard)
+    plain, guarded = steady(reference), steady(guard)
     ratio = f"{guarded / plain:.2f}" if plain and guarded else ""
     same = ("no" if different(row) else "yes") if "digest" in guard else ""
     if "ref2" in row and different(row, "ref2"):
@@ -438,7 +438,7 @@ def table(kept: dict[str, Any]) -> str:
         found = row[mode]
         first, peak = (found.get("steps") or [None])[0], found.get("peak_allocated", 0) / GIB
         same = ("no" if different(row, mode) else "yes") if "digest" in found else ""
-        figures = [_seconds(found.get("seconds")), _seconds(first), _seconds(_steady(found)), f"{peak:.2f}"]
+        figures = [_seconds(found.get("seconds")), _seconds(first), _seconds(steady(found)), f"{peak:.2f}"]
         lines.append(" | ".join([name, mode, outcome(found), *figures, same]))
     ran = [row for row in rows.values() if "digest" in (row.get("guard") or {})]
     right = [row for row in ran if not different(row) and not repeated(row["guard"].get("report"))]

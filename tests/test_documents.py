@@ -59,6 +59,15 @@ def test_rungs_on_the_page_are_the_ladders():
     assert rows[1:] == list(RUNGS)
 
 
+def test_ways_on_the_page_are_the_handlers():
+    """The table of docs/guard.md names every way to make room, in its order; each has its sentence in the report."""
+    from cuda_magic.allocation.handler import WAYS
+    from cuda_magic.rescue.outcome import _WHAT
+
+    part = (ROOT / "docs" / "guard.md").read_text().split("## How room is made")[1].split("\n##")[0]
+    assert re.findall(r"^\| (\w+) \|", part, re.MULTILINE) == ["way", *WAYS] == ["way", *_WHAT]
+
+
 def test_each_kind_of_error_is_on_the_page():
     """docs/guard.md has a row for each kind, with its sentence and whether it is repeated."""
     from cuda_magic.rescue.kinds import KINDS

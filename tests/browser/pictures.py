@@ -36,7 +36,7 @@ def shot(page, elements, path):
 def rescue(context, server, folder):
     """Memory in pieces, the guarded cell, its report, and that no tensor changed: as the card showed them."""
     cells = readme.cells_on_the_card()
-    guarded = [i for i, cell in enumerate(cells) if cell.source.startswith("%%cuda_guard")][1]
+    guarded = [i for i, cell in enumerate(cells) if cell.source.startswith("%%cuda_guard")][0]
     recorded = nbformat.read(readme.RECORDED, as_version=4)
     recorded.cells = cells[guarded - 1 : guarded + 3]
     nbformat.write(recorded, server.root / "rescue.ipynb")

@@ -252,8 +252,8 @@ def test_a_thread_of_the_notebooks_own_packages_counts_nowhere(tmp_path, monkeyp
 
 
 def test_the_page_has_the_table():
-    """docs/guard.md names each row and what it forbids, as the code has it."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "guard.md").read_text()
+    """docs/ladder.md names each row and what it forbids, as the code has it."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "ladder.md").read_text()
     told = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.count("|") == 4]
     rows = {cells[0]: cells[1] for cells in told}
     for one in (*safety.PROCESS, *safety.STORAGE):
