@@ -66,6 +66,8 @@ class Count:
 
     def live(self) -> Iterator[Any]:
         for key, weak in list(self._live.items()):
+            if self._live.get(key) != weak:  # whoever was given the last one has looked through all of them meanwhile
+                continue
             storage = torch.UntypedStorage._new_with_weak_ptr(weak)
             if storage is None:
                 self.away.discard(key)
