@@ -37,7 +37,7 @@ SPEC = Spec(
     name="cuda_guard",
     summary=(
         "Run the cell exactly as it would run without this line;"
-        " on out of GPU memory make room, and repeat what had done nothing yet."
+        " where GPU memory runs out make room before any error, so that nothing runs twice."
     ),
     options=(
         Option("--limit", "the memory of the card that may be used while the cell runs; alone: by this kernel", "SIZE"),
@@ -54,14 +54,14 @@ SPEC = Spec(
             {"nargs": "+", "action": "extend", "dest": "otherwise", "metavar": "NAME=EXPR"},
         ),
         Option("--repeat", "the statement may run again from its start: only you can know that"),
-        Option("--free-outputs", "let go of shown values (Out, _) that hold GPU memory too"),
-        Option("--no-move", "never move tensors on the card"),
+        Option("--free-outputs", "release shown values (Out, _) that hold GPU memory too"),
+        Option("--no-move", "leave every tensor's memory where it is: caches, earlier errors and garbage only"),
         Option("--only", "use these rungs alone", "RUNG,...", {}, NAMES),
         Option("--without", "leave these rungs out", "RUNG,...", {}, NAMES),
         Option("--park", "tensors that make room wait on this other card and not on the host", "DEVICE"),
         Option("--reserve", "set this much aside, to serve only when the memory is full (0)", "SIZE"),
         Option("--report", "bind the report to this variable, on success too", "NAME"),
-        Option("--quiet", "no line to stderr for each repeat"),
+        Option("--quiet", "no lines to stderr"),
         Option("--all", "guard every following cell, with these options"),
         Option("--off", "end --all"),
     ),

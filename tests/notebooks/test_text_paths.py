@@ -23,7 +23,7 @@ parts = [card.full("64 MiB", i) for i in range(48)][::2]"""
 GUARDED = '%%cuda_guard\nbig = card.full("256 MiB", 200)\ncard.sum(big)'
 REPORT = "%cuda_guard"
 OTHERS = ["%cuda_doctor", "%cuda_env CUDA_VISIBLE_DEVICES", "%gpu_mem --interval 0.25", "%gpu_mem --stop"]
-SEEN = ("[PRACTICE]", "Practice GPU 24 GiB", "24.00 GiB", str((256 << 20) * 200), "rescued", "compact")
+SEEN = ("[PRACTICE]", "Practice GPU 24 GiB", "24.00 GiB", str((256 << 20) * 200), "rescued", "no tensor moved")
 SEEN += ("CUDA works here, 1 device", "Which GPUs this process sees")
 WRONG = "%gpu_mem --onec"
 SENTENCE = "gpu_mem: unknown option --onec. Did you mean '--once'?"
