@@ -120,7 +120,7 @@ def loop_on_the_card() -> str:
     for cell, check, report in zip(cells, cells[1:], cells[2:], strict=False):
         if cell.source.startswith("%%cuda_guard\nmodel") and report.source == "%cuda_guard":
             fences = [("python", cell.source), ("text", shown_by(cell)), ("python", check.source)]
-            fences += [("text", shown_by(check)), ("text", shown_by(report))]
+            fences += [("text", shown_by(check)), ("python", report.source), ("text", shown_by(report))]
             text = "".join(f"```{language}\n{body}\n```\n" for language, body in fences)
             return f"{recorded.cells[0].source.strip('*')}\n\n{text}"
     return ""
