@@ -214,7 +214,7 @@ class Handler:
         if own:
             return self._no("code of the cell deals with the error itself")
         if not self.moves:
-            return self._no("nothing may be moved (--no-move)")
+            return self._no("nothing may be moved, by the options")
         reason = room.host_room(nbytes)
         if reason:
             return self._no(reason)

@@ -75,7 +75,9 @@ def free(shell: Any = None, outputs: bool = False) -> Freed:
         ("workspaces and other libraries' pools", lambda: ", ".join(allocator.clear_workspaces())),
         ("cache", lambda: _empty(allocator)),
     ]
-    if allocator.parked():  # when there is most room, and before the host's memory is given back
+    if allocator.parked() or any(
+        allocator.stats(d).elsewhere for d in allocator.devices()
+    ):  # when there is most room, and before the host's memory is given back
         causes.append(("tensors that wait elsewhere", lambda: _settle(allocator)))
     steps = [_step(allocator, name, call) for name, call in causes]
     parked = _step(allocator, "host memory kept for parking", lambda: _host(allocator))

@@ -39,6 +39,9 @@ __all__ = ["GuardRun", "Trial", "count_ooms", "to_stderr"]
 
 SHARE = 0.25
 """Of a card: below it no operation is watched, where requests cannot be met."""
+_INSTEAD = "an operation that finds no room is tried again by itself"
+_TOLD: set[str] = set()
+"""Reasons why requests cannot be met that were said: once a kernel."""
 _SHOWN = "the plain cell would have shown this error and gone on; the guard ends the cell"
 
 
@@ -178,7 +181,11 @@ class GuardRun:
                 own_way=own,
                 limit=options.limit,
             )
-        self.session.begin(allocator or machine().allocator(), step.code)
+        allocator = allocator or machine().allocator()
+        self.session.begin(allocator, step.code)
+        if self.session.reason and allocator is not None and allocator.started() and self.session.reason not in _TOLD:
+            _TOLD.add(self.session.reason)
+            self.say(f"cuda_guard: requests for memory cannot be met here: {self.session.reason}; {_INSTEAD}")
 
     def _say_room(self, line: str) -> None:
         self.say(f"cuda_guard: {line}")

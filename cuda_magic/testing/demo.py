@@ -108,7 +108,7 @@ def clean(notebook: Any) -> Any:
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             if output.output_type == "error":
-                output.traceback = [_INSTALLED.sub("", line.replace(root, "")) for line in output.traceback]
+                output.traceback = [_INSTALLED.sub("", line).replace(root, "") for line in output.traceback]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata = from_dict({"kernelspec": kernel, "language_info": {"name": "python"}})
     return notebook

@@ -149,7 +149,7 @@ def test_no_move_moves_nothing():
     handler = Handler(room, moves=False)
     assert handler(0, MIB, 0) == NO_ROOM
     assert ways(room) == ["caches"]
-    assert handler.reasons == ["nothing may be moved (--no-move)"]
+    assert handler.reasons == ["nothing may be moved, by the options"]
 
 
 def test_while_a_graph_is_captured_nothing_is_done():
