@@ -1,7 +1,7 @@
 """Training that does not fit, on the practice card: losses and parameters are those of a card that is large enough.
 
-Each loop fails plain. Guarded it ends, nothing is repeated, and every bit is the same; what autograd saved left the card
-by hooks, which are gone afterwards.
+Each loop fails plain. Guarded it ends, nothing is repeated, and every bit is the same; what autograd saved left the
+card by hooks, which are gone afterwards.
 """
 
 from __future__ import annotations
@@ -360,8 +360,9 @@ def test_an_error_of_the_users_in_forward(practice):
     practice.measured(lambda: step(0))
 
     def fails():
-        for i, layer in enumerate(model):
-            x = layer(data(0)[0] if i == 0 else x)
+        x = data(0)[0]
+        for layer in model:
+            x = layer(x)
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):

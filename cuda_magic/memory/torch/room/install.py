@@ -153,6 +153,9 @@ class Installed:
         self.shim.set_handler(None)
         self.shim.set_chunks(False)
         self.give_back_limits()
+        for index in sorted(self._pending):  # the user's limit is torch's to check again, whatever is in use
+            self.torch.cuda.memory.set_per_process_memory_fraction(self.fractions[index], index)
+        self._pending.clear()
         for target, name, old in reversed(self._undo):
             if old is None:
                 with contextlib.suppress(AttributeError):
