@@ -112,6 +112,10 @@ class Holding:
         live = self.machine.live(device)
         return Stats(live, live + (3 * GIB if live else 0), inactive_split=GIB if live else 0)
 
+    def room(self) -> str:
+        """Nothing asks it for memory."""
+        return "nothing is allocated here"
+
     def settle(self, ended: bool = False) -> int:
         """Nothing of it is parked."""
         return 0

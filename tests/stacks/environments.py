@@ -32,8 +32,6 @@ class Stack:
 
 STACKS = (
     Stack("colab", ("3.13", "3.12"), "stack-colab.txt"),
-    Stack("ipython8", ("3.10",), "stack-ipython8.txt"),
-    Stack("ipython9", ("3.11", "3.12"), "stack-ipython9.txt"),
     Stack("newest", ("3.13", "3.12", "3.11"), "stack-newest.txt"),
 )
 OWN_AND_STACKS = ["own", *(pytest.param(stack, marks=pytest.mark.stack, id=stack.name) for stack in STACKS)]

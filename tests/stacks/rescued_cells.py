@@ -11,6 +11,8 @@ SETUP = """
 import gc
 gc.disable()
 from cuda_magic.testing import gpu as _practice
+from cuda_magic.allocation.session import switch
+switch(False)
 gpu = _practice(force=True)
 gpu.limit('3 GiB')
 def fill():
@@ -21,6 +23,8 @@ def need(value=None):
     return value
 """
 FILL = "fill()\n"
+BEFORE = "switch(True)\n"
+"""Room is made where memory is asked for; else what is done after the error is seen."""
 
 SCRIPT = """
 open('needs.py', 'w').write('a = need(4)\\nprint(a)\\n')

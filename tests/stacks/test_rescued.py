@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from cell_cases import AWAITS, ERRORS, MAGICS, SETTINGS, VALUES
 from differential import Case, Kernel
-from rescued_cells import CASES, CLEAN, FAILURES, FILL, SCRIPT, SETUP
+from rescued_cells import BEFORE, CASES, CLEAN, FAILURES, FILL, SCRIPT, SETUP
 
 EXTENSION = "cuda_magic"
 _RESET_ALL = "%reset -f\nimport sys\n"
 LINE = re.compile(r"cuda_guard: line [0-9]+ ran out of GPU memory; room was made; it runs again \(attempt 2\)\n")
+MADE = re.compile(r"cuda_guard: GPU memory ran out (?:once|twice); room was made and nothing was repeated\n")
 OWN_FRAME = re.compile(
     r'  \|   File "[^"]*interactiveshell\.py", line [0-9]+, in run_code\n  \|     exec\(.*\n(?:  \|     [~^]+\n)?'
 )
@@ -49,12 +50,12 @@ def see(kernel: Kernel, case: Case, fill: str = "") -> tuple[Any, Any]:
     return expected, kernel.see(guarded, replace(case, setup=f"{SETUP}\n{case.setup}\n{fill}"))
 
 
-def without_lines(messages: list[Any]) -> tuple[list[Any], int]:
-    """The messages without the guard's line for each repeat, and how many there were."""
+def without_lines(messages: list[Any], line: re.Pattern[str] = LINE) -> tuple[list[Any], int]:
+    """The messages without such lines of the guard's, and how many there were."""
     left, found = [], 0
     for kind, content in messages:
         if kind == "stream" and content["name"] == "stderr":
-            text, count = LINE.subn("", content["text"])
+            text, count = line.subn("", content["text"])
             found += count
             if not text:
                 continue
@@ -81,6 +82,23 @@ def test_a_rescued_cell_is_the_plain_one_with_enough_memory(kernel, case):
     assert seen.reply == expected.reply
     assert seen.state == expected.state
     assert seen.then == expected.then
+
+
+MADE_FOR = {
+    *("value", "semicolon", "prints_before_and_after", "display_handle", "loop", "await", "async_for", "run_script"),
+    *("run_ipy", "capture_inside", "capture_outside", "error_after_it", "interrupted_after_it", "silent"),
+}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in MADE_FOR], ids=lambda case: case.name)
+def test_a_cell_for_which_room_is_made_is_the_plain_one(kernel, case):
+    """Before the error, nothing repeated: the same, and one line at the end of a cell that ended."""
+    expected, seen = see(kernel, case, FILL + BEFORE)
+    messages, lines = without_lines(seen.messages, MADE)
+    if not case.silent:
+        assert lines == (case.name not in ("error_after_it", "interrupted_after_it", "capture_outside"))
+    assert messages == expected.messages
+    assert (seen.reply, seen.state, seen.then) == (expected.reply, expected.state, expected.then)
 
 
 @pytest.mark.parametrize("case", [c for c in PLAIN if c.name != "out_of_memory_given_up"], ids=lambda case: case.name)
