@@ -336,26 +336,27 @@ def measure(name: str, mode: str, cap: float | None = None, tiny: bool = False, 
     return {"broken": {"type": "NoResult", "text": why, "where": (out[-1500:] + error[-6000:])}}
 
 
-def row_of(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every wanted run of one cell."""
+def row_of(cell: Cell, arguments: argparse.Namespace, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Every wanted run of one cell; those in `known` are taken from there."""
     row: dict[str, Any] = {"title": cell.title, "fixed": cell.fixed, "own": cell.own}
     row["date"] = time.strftime("%Y-%m-%d")
+    row |= known or {}
     tiny = arguments.tiny
     if name := missing(cell):
         return row | {"skipped": f"{name} is not installed"}
     if cell.card and tiny:
         return row | {"skipped": "needs a card"}
     modes = [mode for mode in arguments.modes if mode not in WAYS]
-    reference = row["ref"] = measure(cell.name, "ref", tiny=tiny, limit=arguments.limit)
+    reference = row["ref"] = row.get("ref") or measure(cell.name, "ref", tiny=tiny, limit=arguments.limit)
     if "digest" not in reference:
         return row
     if arguments.twice:
         row["ref2"] = measure(cell.name, "ref", tiny=tiny, limit=arguments.limit)
     fixed_cap = None if arguments.cap is None else int(arguments.cap * GIB)
-    cap = row["cap"] = None if tiny else fixed_cap or allowed(cell, reference, arguments.factor)
+    cap = row["cap"] = None if tiny else fixed_cap or row.get("cap") or allowed(cell, reference, arguments.factor)
     ways = [mode for mode in WAYS if mode in cell.ways and (arguments.ways or mode in arguments.modes)]
     for mode in [*(m for m in modes if m != "ref"), *ways]:
-        row[mode] = measure(cell.name, mode, cap, tiny, arguments.limit)
+        row[mode] = row.get(mode) or measure(cell.name, mode, cap, tiny, arguments.limit)
     return row
 
 
@@ -481,7 +482,7 @@ def _all(arguments: argparse.Namespace) -> int:
     lock = threading.Lock()
 
     def work(name: str) -> None:
-        row = row_of(BY_NAME[name], arguments)
+        row = row_of(BY_NAME[name], arguments, kept["rows"].get(name) if arguments.missing else None)
         with lock:
             kept["rows"][name] = row
             said = [f"{mode} {outcome(row[mode])}" for mode in ("ref", *arguments.modes, *WAYS) if mode in row]
@@ -509,7 +510,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--modes", default="plain,guard", type=lambda text: text.split(","))
     parser.add_argument("--twice", action="store_true", help="a second reference: do two plain runs agree?")
     parser.add_argument("--ways", action="store_true", help="also what people do otherwise, where a cell has it")
-    parser.add_argument("--missing", action="store_true", help="only cells that --out does not have")
+    parser.add_argument("--missing", action="store_true", help="only runs that --out does not have")
     parser.add_argument("--out", help="JSON file; rows that are there already stay")
     parser.add_argument("--table", metavar="FILE", help="only the table of such a file")
     arguments = parser.parse_args(words)

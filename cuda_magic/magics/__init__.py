@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 
+from ..allocation.on_import import forget, when_imported
 from ..cells.front import Front
 from ..cells.hooks import Hooks
 from ..settings import CudaMagic
@@ -64,6 +65,7 @@ def load(shell: Any) -> None:
     shell.register_magics(magics)
     shell.configurables.append(magics.settings)
     magics.hooks.install()
+    when_imported("torch", cuda_guard.before_cell)
     for key, complete in magics.completers.items():
         shell.set_hook("complete_command", complete, str_key=key)
     _loaded[id(shell)] = magics
@@ -75,6 +77,7 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     magics.hooks.remove()
+    forget()
     cuda_guard.close()
     gpu_mem.close()
     table = shell.magics_manager.magics

@@ -71,11 +71,14 @@ class PracticeRoom:
         return left
 
     def _after(self, device: int, nbytes: int, tries: int) -> int:
-        """Asked while no cell is guarded and something is still elsewhere: what is held for nothing goes back."""
-        if tries or not self._release(device):
+        """Asked while no cell is guarded and something is elsewhere: the guarded cell left the card full."""
+        if tries > 1 or not self.allocator.cards[device].elsewhere:
             return NO_ROOM
+        self._release(device)
         self.allocator.empty_cache()
-        return TRY_AGAIN
+        if not self.moving_refused(device):
+            self.pages(device, nbytes - self.free(device))
+        return TRY_AGAIN if self.free(device) >= nbytes else NO_ROOM
 
     def _release(self, device: int) -> bool:
         """Drop the plugs of segments in which nothing else lives any more; whether any."""

@@ -99,9 +99,14 @@ def test_it_listens_while_it_is_on(gpu):
         session.end()
     assert sessions.running() is None
     assert session.out_bytes >= 8 * GIB
+    y = gpu.empty("2 GiB")  # while something waits on the host later cells find room too
+    assert y.nbytes and session.handler.requests == 1
+    del space["big"], x, y
+    sessions.left()
+    full = gpu.empty("20 GiB")
     with pytest.raises(RuntimeError, match="out of memory"):
         gpu.empty("16 GiB")
-    assert session.handler.requests == 1
+    assert full.nbytes and session.handler.requests == 1
 
 
 def test_a_session_inside_another_does_nothing(gpu):

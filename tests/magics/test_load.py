@@ -53,7 +53,8 @@ def test_loading_imports_nothing_but_our_own_light_rooms():
         """
     ).split()
     ours = {m.split(".")[1] for m in out if m.startswith("cuda_magic.")}
-    assert ours <= {"cells", "errors", "magics", "settings", "kernel"}, out
+    assert ours <= {"allocation", "cells", "errors", "magics", "settings", "kernel"}, out
+    assert not any(m.startswith("cuda_magic.allocation.") and not m.endswith("on_import") for m in out), out
     assert [m for m in out if not m.startswith("cuda_magic")] == [], out
 
 

@@ -28,7 +28,7 @@ SHARE = 32
 """Which part of what this process may have stays free for what is not seen between two looks (parking/budget.py): a
 request that finds no room is met, so it need not be much."""
 _SPARE = 128 << 20
-"""Bytes that stay free for the driver when pages come back."""
+"""Bytes that stay free when pages come back, and for the small requests of later cells."""
 
 
 class TorchRoom:
@@ -96,14 +96,18 @@ class TorchRoom:
         return left
 
     def _after(self, device: int, nbytes: int, tries: int) -> int:
-        """Asked while no cell is guarded and something is still elsewhere: what is held for nothing goes back."""
+        """Asked while no cell is guarded and something is elsewhere: the guarded cell left the card full."""
         try:
-            if tries or self.refused(device) or not self._holes.release(device):
+            if tries > 1 or not self.elsewhere(device) or self.refused(device):
                 return NO_ROOM
+            self._holes.release(device)
             self._torch.cuda.empty_cache()
+            missing = nbytes - self.free(device)
+            if missing > 0 and not self.moving_refused(device) and not self._host_refused(device):
+                self.pages_of.leave(device, missing + _SPARE)
+            return TRY_AGAIN if self.free(device) >= nbytes else NO_ROOM
         except Exception:  # noqa: BLE001 - torch's own error stands
             return NO_ROOM
-        return TRY_AGAIN
 
     def out_bytes(self) -> int:
         saved = sum(saved.moved.get("out", 0) for saved in self._saved.values())
