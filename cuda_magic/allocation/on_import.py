@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 __all__ = ["forget", "when_imported"]
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:  # importlib.abc would be one more import on loading
     """Finds one module as everybody else does, and calls back behind its execution. It never fails an import.
 
     Parameters
