@@ -43,6 +43,8 @@ class _Finder:  # importlib.abc would be one more import on loading
             return spec
 
         def exec_module(module: ModuleType) -> None:
+            with contextlib.suppress(AttributeError):
+                del loader.exec_module  # the module keeps its loader
             execute(module)
             _remove(self)
             with contextlib.suppress(Exception):  # it is tried again before the next cell

@@ -31,6 +31,7 @@ def test_it_is_called_once_behind_the_import(module):
     found = importlib.import_module(module)
     assert seen == [3] and found.__spec__.origin.endswith("late_one.py")
     assert sys.meta_path == before
+    assert "exec_module" not in vars(found.__spec__.loader)
     importlib.reload(found)
     assert seen == [3]
 
