@@ -87,7 +87,8 @@ def readme_table(kept: dict[str, Any] | None) -> str:
         *map(_line, rows),
         "",
         "A later step is the median of the steps after the first, with enough memory and guarded. Attention adds in a "
-        f"fixed order, so that bits can be compared. {_where(kept, rows)}",
+        f"fixed order, so that bits can be compared. {_where(kept, rows)}"
+        + (f" {kept['note']}" if "note" in kept else ""),
         "",
         "</details>",
         END,

@@ -18,6 +18,7 @@ CELLS = [one for one in SNIPPETS if one.language == "python"]
 LINES = [line for one in SNIPPETS if one.language == "sh" for line in one.source.splitlines()]
 # the words that only the card's outputs have
 CARDS = {"nvidia", "nvml_success", "cuda_success", "nccl", "cublas", "workspaces", "root", "python3", "held", "nobody"}
+CARDS |= {"gib"}  # the practice card for torch is smaller
 
 
 def words(text):
@@ -28,7 +29,7 @@ def words(text):
 def test_every_fence_is_run_or_compared():
     """A fence is a cell, lines for a shell, or the output of the cell above it; there are enough of them."""
     assert {one.language for one in SNIPPETS} == {"python", "sh"}
-    assert len(CELLS) >= 15 and len(LINES) >= 6
+    assert len(CELLS) >= 12 and len(LINES) >= 6
     for magic in ("%%cuda_guard", "%%gpu_mem", "%gpu_mem --who", "%cuda_doctor", "%cuda_env"):
         assert any(magic in one.source and one.shown for one in CELLS), magic
 

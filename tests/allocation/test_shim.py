@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from children import CHUNK, MIB, Card, in_child
+from on_fake_cuda import CHUNK, MIB, Card, in_child
 
 from cuda_magic.allocation.native import CARD, HOST, NO_ROOM, NOWHERE, TRY_AGAIN, USE_HOST
 

@@ -34,11 +34,11 @@ def shot(page, elements, path):
 
 
 def rescue(context, server, folder):
-    """Memory in pieces, the guarded cell, its report, and that no tensor changed: as the card showed them."""
+    """A model and a batch, the guarded training loop, and its report: as the card showed them."""
     cells = readme.cells_on_the_card()
     guarded = [i for i, cell in enumerate(cells) if cell.source.startswith("%%cuda_guard")][0]
     recorded = nbformat.read(readme.RECORDED, as_version=4)
-    recorded.cells = cells[guarded - 1 : guarded + 3]
+    recorded.cells = cells[guarded - 1 : guarded + 2]
     nbformat.write(recorded, server.root / "rescue.ipynb")
     page = Page(context, server, "rescue.ipynb", size=(960, 1200))
     page.js("() => {window.jupyterapp.shell.collapseLeft();}")

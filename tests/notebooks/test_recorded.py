@@ -13,8 +13,9 @@ from cuda_magic.testing import recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks" / "recorded"
-TUTORIALS = [f"{name}.ipynb" for name in ("01_first_steps", "02_environment", "03_out_of_memory", "04_memory")]
-TUTORIALS += ["05_diagnosis.ipynb", "06_larger_than_the_card.ipynb"]
+NOT_YET = ("03_out_of_memory.ipynb",)
+"""Those whose cells have changed since a card was at hand: they have no recording until there is one again."""
+TUTORIALS = sorted(path.name for path in FOLDER.parent.glob("0*.ipynb") if path.name not in NOT_YET)
 EVERYWHERE = ("02_environment.ipynb", "05_diagnosis.ipynb")
 """Those that say of themselves that they give the same answers on every machine."""
 NAMED = {"card", "driver", "torch", "python", "ipython", "ipykernel", "cuda_magic"}
@@ -36,6 +37,12 @@ def code(notebook):
 
 def texts(cell):
     return [out.get("text") or out.get("data", {}).get("text/plain") or out.get("evalue") for out in cell.outputs]
+
+
+def test_a_recording_that_is_not_there_is_not_named():
+    """README links to the recordings that there are."""
+    links = set(re.findall(r"notebooks/recorded/(0\w+\.ipynb)", (ROOT / "README.md").read_text()))
+    assert links == set(TUTORIALS) == {path.name for path in FOLDER.glob("0*.ipynb")}
 
 
 @pytest.mark.parametrize("name", TUTORIALS)

@@ -26,7 +26,7 @@ def in_child(body: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @functools.wraps(body)
     def test(fake_cuda):
-        code = f"import {module}, children; {module}.{body.__name__}.__wrapped__(children.Card())"
+        code = f"import {module}, on_fake_cuda; {module}.{body.__name__}.__wrapped__(on_fake_cuda.Card())"
         env = {**os.environ, "LD_LIBRARY_PATH": str(fake_cuda), "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}"}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, textwrap.indent(done.stdout[-1000:] + done.stderr[-3000:], "    ")
