@@ -193,9 +193,12 @@ class Installed:
         if self._settled is not None:
             return
         before = settings.written(self.torch)
-        settings.set_text(self.torch, settings.with_option(before, _KEY, "True"))
-        if settings.option(before, _KEY) is None:
-            settings.set_text(self.torch, before)
+        try:
+            settings.set_text(self.torch, settings.with_option(before, _KEY, "True"))
+            if settings.option(before, _KEY) is None:
+                settings.set_text(self.torch, before)
+        except (RuntimeError, ValueError) as error:
+            raise Refused(f"torch refuses the allocator's settings ({str(error).partition(chr(10))[0]})") from None
         self._settled = before
         if self.torch.cuda.is_initialized() and not settings.live(self.torch).get(_KEY, True):
             raise Refused("torch keeps its allocator's lock while it asks for memory")
