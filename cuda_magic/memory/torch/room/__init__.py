@@ -70,6 +70,8 @@ class TorchRoom:
         self._paged, self._on_host = self.pages_of.out_bytes + self._uses.out_bytes, 0
         self._here.settle_settings()
         self._here.take_over_limits()
+        if self._here.redirected and not self._host_refused(self._torch.cuda.current_device()):
+            self._shim.set_expandable_on_host(True)
         if limit is not None and self._torch.cuda.is_initialized():
             device = self._torch.cuda.current_device()
             self._here.asked[device] = limit
@@ -82,6 +84,7 @@ class TorchRoom:
         """It has ended: hooks off, what has room comes back; bytes that stay on the host."""
         left = 0
         self.listen(None)
+        self._shim.set_expandable_on_host(False)
         self._uses.end()
         for saved in self._saved.values():
             saved.close()

@@ -205,6 +205,11 @@ class Installed:
         if settings.option(before, "expandable_segments") == "True":
             self._redirect()
 
+    @property
+    def redirected(self) -> bool:
+        """Whether torch makes expandable segments, and asks us for their pages."""
+        return bool(self._table)
+
     def take_over_limits(self) -> None:
         """The limit that the user set is checked by torch before the driver is asked: now the shim checks it."""
         if self.taken_over or not self.torch.cuda.is_initialized():
