@@ -186,6 +186,9 @@ class GuardRun:
         if self.session.reason and allocator is not None and allocator.started() and self.session.reason not in _TOLD:
             _TOLD.add(self.session.reason)
             self.say(f"cuda_guard: requests for memory cannot be met here: {self.session.reason}; {_INSTEAD}")
+        if self.session.reason and self.options.limit is not None:
+            note = f"--limit is not held here: {self.session.reason}"
+            self.notes += [] if note in self.notes else [note]
 
     def _say_room(self, line: str) -> None:
         self.say(f"cuda_guard: {line}")

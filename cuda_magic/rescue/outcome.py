@@ -34,8 +34,9 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     handler = run.session.handler if run.session is not None else None
     if handler is not None and status not in ("ok", "rescued"):
         notes += [f"no room was made where memory was asked for: {reason}" for reason in handler.reasons]
-        if handler.broken is not None:
-            notes.append(f"the allocation handler failed ({type(handler.broken).__name__}: {handler.broken})")
+    if handler is not None and handler.broken is not None:
+        broken = handler.broken
+        notes.append(f"a way to make room failed with an error of its own ({type(broken).__name__}: {broken})")
     own = [_CUDNN] if handled and run.calls is None and not machine().label else []
     trial, step = run.trial, run.step
     fault = trial.fault

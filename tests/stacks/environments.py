@@ -34,6 +34,11 @@ STACKS = (
     Stack("colab", ("3.13", "3.12"), "stack-colab.txt"),
     Stack("newest", ("3.13", "3.12", "3.11"), "stack-newest.txt"),
 )
+if os.environ.get("ALL_STACKS"):  # the oldest and the newest tell most; those between cost a minute each
+    STACKS += (
+        Stack("ipython8", ("3.10",), "stack-ipython8.txt"),
+        Stack("ipython9", ("3.11", "3.12"), "stack-ipython9.txt"),
+    )
 OWN_AND_STACKS = ["own", *(pytest.param(stack, marks=pytest.mark.stack, id=stack.name) for stack in STACKS)]
 """Parameters of a fixture: the environment that the tests run in, and each stack's."""
 
