@@ -18,9 +18,9 @@ def run(*words: str) -> dict:
 
 
 def test_interrupts_while_compacting_lose_nothing():
-    """Twelve moments drawn over the whole cell: all bytes there, nothing kept, nobody's error hidden."""
-    found = run("compact", "12", "3")
-    assert found["moments"] == 12
+    """Moments drawn over the whole cell: all bytes there, nothing kept, nobody's error hidden."""
+    found = run("compact", "24", "3")
+    assert found["moments"] == 24
     assert found["failures"] == []
     assert found["errors of its own"] == 0, found["the first"]
     assert found["ends"].get("KeyboardInterrupt", 0) >= 4

@@ -464,7 +464,9 @@ def test_the_error_of_a_real_worker(pool):
         "import multiprocessing, os\nfrom concurrent.futures import ProcessPoolExecutor\n"
         "from cuda_magic.rescue.classify import classify\ncontext = multiprocessing.get_context('fork')\n"
         f"FAIL = {FAIL!r}\ntry:\n    {POOLS[pool]}\nexcept RuntimeError as error:\n    fault = classify(error)\n"
-        "    print(fault.kind.id, fault.repeatable, fault.sizes.requested, flush=True)\nos._exit(0)\n"
+        "    print(fault.kind.id, fault.repeatable, fault.sizes.requested, flush=True)\n"
+        "for child in multiprocessing.active_children():  # one that lives on would keep the pipe open\n"
+        "    child.kill()\nos._exit(0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["worker", "False", str(2 * GIB)], done.stderr
