@@ -65,8 +65,9 @@ int cuMemCreate(uint64_t *handle, size_t size, const Properties *p, uint64_t fla
     if (device && !fits(size)) return 2;
     int fd = memfd_create("chunk", 0);
     if (fd < 0 || fd >= MOST || ftruncate(fd, (off_t)size)) return 2;
-    made[fd].size = size, made[fd].device = device, made[fd].used = 1, fake_creates++;
-    *(device ? &fake_used : &fake_on_host) += (int64_t)size;
+    made[fd].size = size, made[fd].device = device, made[fd].used = 1;
+    __sync_fetch_and_add(&fake_creates, 1); /* several threads make host chunks */
+    __sync_fetch_and_add(device ? &fake_used : &fake_on_host, (int64_t)size);
     *handle = (uint64_t)fd;
     return 0;
 }
