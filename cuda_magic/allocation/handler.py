@@ -39,6 +39,10 @@ class Room(Protocol):
         """A guarded cell begins. `reached` and `idle` give roots of what it can reach and cannot."""
         ...
 
+    def resume(self) -> None:
+        """Another statement of it begins."""
+        ...
+
     def end(self) -> int:
         """It has ended: what has room comes back; bytes that stay on the host."""
         ...

@@ -76,7 +76,10 @@ class Session:
         """A statement is about to run: arm, unless that is done. An earlier one may have imported the library."""
         if code is not None:
             self._reach.codes.append(code)
-        if self.room is not None or self._outer is not None or allocator is None or not _on:
+        if self.room is not None:
+            self.room.resume()
+            return
+        if self._outer is not None or allocator is None or not _on:
             return
         if _running:
             self._outer = _running[-1]

@@ -59,6 +59,9 @@ class PracticeRoom:
         for card in self.allocator.cards:
             self._return(card.index)
 
+    def resume(self) -> None:
+        """Nothing starts late here."""
+
     def end(self) -> int:
         self.listen(None)
         self._reached = tuple

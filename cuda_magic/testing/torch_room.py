@@ -43,6 +43,9 @@ class PracticeTorchRoom:
         if limit is not None:
             self._cap, self._count.cap = self._count.cap, min(limit, self._count.cap)
 
+    def resume(self) -> None:
+        """Nothing starts late here."""
+
     def end(self) -> int:
         self.listen(None)
         if self._saved is not None:

@@ -55,6 +55,7 @@ class TorchRoom:
             worth=self.pages_of.worth,
         )
         self._host: bool | None = None
+        self._limit: int | None = None
         self._paged = self._on_host = 0
 
     # -- a guarded cell
@@ -69,16 +70,23 @@ class TorchRoom:
         self.pages_of.begin(reached, idle)
         self._paged, self._on_host = self.pages_of.out_bytes + self._uses.out_bytes, 0
         self._here.settle_settings()
-        self._here.take_over_limits()
-        if self._here.redirected and not self._host_refused(self._torch.cuda.current_device()):
-            self._shim.set_expandable_on_host(True)
-        if limit is not None and self._torch.cuda.is_initialized():
-            device = self._torch.cuda.current_device()
-            self._here.asked[device] = limit
-            self._here.limit(device)
+        self._limit = limit
+        self.resume()
         if self._torch.cuda.is_initialized():
             for device in self._devices():
                 self._return(device)
+
+    def resume(self) -> None:
+        """Another statement begins: an earlier one may have started CUDA. What the limits need is done once."""
+        if self._here.taken_over or not self._torch.cuda.is_initialized():
+            return
+        self._here.take_over_limits()
+        device = self._torch.cuda.current_device()
+        if self._here.redirected and not self._host_refused(device):
+            self._shim.set_expandable_on_host(True)
+        if self._limit is not None:
+            self._here.asked[device] = self._limit
+            self._here.limit(device)
 
     def end(self) -> int:
         """It has ended: hooks off, what has room comes back; bytes that stay on the host."""
@@ -105,9 +113,11 @@ class TorchRoom:
                 return NO_ROOM
             self._holes.release(device)
             self._torch.cuda.empty_cache()
-            missing = nbytes - self.free(device)
-            if missing > 0 and not self.moving_refused(device) and not self._host_refused(device):
-                self.pages_of.leave(device, missing + _SPARE)
+            missing = nbytes - self.free(device) + _SPARE
+            room = self._host_free()
+            there = (room is None or room >= missing) and not self._host_refused(device)
+            if missing > _SPARE and there and not self.moving_refused(device):
+                self.pages_of.leave(device, missing)
             return TRY_AGAIN if self.free(device) >= nbytes else NO_ROOM
         except Exception:  # noqa: BLE001 - torch's own error stands
             return NO_ROOM
