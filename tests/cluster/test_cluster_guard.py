@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 START = "%load_ext cuda_magic\nfrom cuda_magic.testing import gpu as practice\ngpu = practice(['8 GiB'])"
@@ -76,6 +78,10 @@ def test_a_function_that_a_view_sends_is_rescued_there(px, running, loaded):
     work = loaded.user_ns["work"]
     jobs = running.client[[0, 1]].apply_async(work, "5 GiB")
     assert jobs.get(timeout=20) == [5 << 30] * 2
+    ends = time.monotonic() + 10
+    while not all(jobs.stderr) and time.monotonic() < ends:  # it comes by another channel than the value
+        jobs.wait_for_output(1)
+        time.sleep(0.1)
     assert all("GPU memory ran out once; room was made" in text for text in jobs.stderr), jobs.stderr
     from ipyparallel.error import CompositeError
 
