@@ -168,7 +168,7 @@ def test_a_saved_notebook_keeps_the_last_reading(lab, open_page):
     page.page.reload()
     page.page.wait_for_selector(".cuda-magic-saved", timeout=20_000)
     assert page.js(hidden) == "block"
-    assert "NVIDIA H100" in page.page.inner_text(".cuda-magic-saved")
+    assert page.until(lambda: "NVIDIA H100" in page.page.inner_text(".cuda-magic-saved"), 10)
     page.close()  # a page that lost its kernel is not for the next test
 
 
