@@ -141,7 +141,7 @@ class Handler:
     errors
         Lets go of earlier failures; says which. None: there are none to let go of.
     say
-        Takes one line, shown at once, before a step that takes long.
+        Takes one line, shown at once, with the first step of each way that takes long.
     moves
         Whether live tensors and what autograd saved may leave the card.
     own_way
@@ -171,6 +171,7 @@ class Handler:
         """An error of ours; torch's own error then stands."""
         self.handled_by_user = False
         self._collected = self._collecting = 0.0
+        self._said: set[str] = set()
         self._lock = threading.Lock()
 
     def __call__(self, device: int, nbytes: int, tries: int) -> int:
@@ -223,8 +224,7 @@ class Handler:
         if reason:
             return self._no(reason)
         done = self._of("host")
-        if not done.times:
-            self.say(_SAID["host"])
+        self._once(done)
         done.times += 1
         done.nbytes += nbytes
         return USE_HOST
@@ -275,7 +275,8 @@ class Handler:
             done.nbytes += gained
 
     def _once(self, done: Done) -> None:
-        if not done.times:
+        if done.id not in self._said:
+            self._said.add(done.id)
             self.say(_SAID[done.id])
 
     def _collect(self) -> None:

@@ -41,7 +41,7 @@ class Session:
     errors
         Lets go of earlier failures; says which. None where there is no shell.
     say
-        Takes one line before a step that takes long.
+        Takes one line with the first step of each way that takes long.
     moves
         Whether live tensors may leave the card.
     own_way
