@@ -23,7 +23,10 @@ _CHEAP = ("caches", "errors", "garbage")
 _MOST_TRIES = 6
 _WAIT = 60.0
 """Seconds that a thread waits while another one makes room."""
+_LONG = 1 << 30
+"""Bytes from which on moving may take a second (an H200's host: 1.1 s for the first 4 GiB): a line comes before it."""
 _SAID = {
+    "room": "the GPU's memory is full: making room",
     "saved": "the GPU's memory is full: what autograd saved for the backward pass waits on the host",
     "pages": "the GPU's memory is full: tensors that are needed last wait on the host",
     "host": "the GPU's memory is full of what is in use: new tensors lie on the host, which is slower",
@@ -224,7 +227,7 @@ class Handler:
         if reason:
             return self._no(reason)
         done = self._of("host")
-        self._once(done)
+        self._once(done.id)
         done.times += 1
         done.nbytes += nbytes
         return USE_HOST
@@ -245,6 +248,8 @@ class Handler:
         room, done = self.room, self._of(way)
         started, before = time.perf_counter(), room.free(device)
         missing = wanted - before
+        if missing >= _LONG and way in ("saved", "pages"):
+            self._once("room")
         if way == "caches":
             done.note(room.caches(device))
         elif way == "errors":
@@ -260,24 +265,24 @@ class Handler:
             room.holes(device, missing)
         elif way == "saved":
             if room.saved(device, missing):
-                self._once(done)
+                self._once(done.id)
                 room.caches(device)
                 if room.free(device) < wanted:
                     room.holes(device, wanted - room.free(device))
         else:
             done.refused = room.moving_refused(device)
             if not done.refused and room.pages(device, missing):
-                self._once(done)
+                self._once(done.id)
         gained = room.free(device) - before
         done.seconds += time.perf_counter() - started
         if gained > 0:
             done.times += 1
             done.nbytes += gained
 
-    def _once(self, done: Done) -> None:
-        if done.id not in self._said:
-            self._said.add(done.id)
-            self.say(_SAID[done.id])
+    def _once(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self.say(_SAID[what])
 
     def _collect(self) -> None:
         import gc

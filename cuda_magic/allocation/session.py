@@ -32,7 +32,7 @@ def _nothing(line: str) -> None:
 
 
 class Session:
-    """Room is made while this is on. Inside another one it does nothing: the outer one's handler serves.
+    """Room is made while this is on. Inside another one the outer one's handler serves; a limit is its own.
 
     Parameters
     ----------
@@ -83,6 +83,9 @@ class Session:
             return
         if _running:
             self._outer = _running[-1]
+            if self._limit is not None and self._outer.room is not None:
+                _inner.append((self, self._limit))
+                self._outer.room.limit(_least())
             return
         room = allocator.room()
         if isinstance(room, str):
@@ -102,6 +105,7 @@ class Session:
 
     def end(self) -> None:
         """Put everything back. Calling it twice does no harm."""
+        self._widen()
         room, self.room = self.room, None
         self._errors, self._say = None, _nothing  # methods of who holds this: else only the collector ends them
         if room is None:
@@ -116,8 +120,20 @@ class Session:
             if self.handler is not None:
                 self.handler.forget()
 
+    def _widen(self) -> None:
+        """An inner one's limit ends with it."""
+        count = len(_inner)
+        _inner[:] = [pair for pair in _inner if pair[0] is not self]
+        if len(_inner) < count and self._outer is not None and self._outer.room is not None:
+            self._outer.room.limit(_least())
+
     def _own_way(self) -> bool:
         return self._own or deals_with_it(_frame())
+
+
+def _least() -> int | None:
+    """The smallest of the kernel's limit and those of inner sessions."""
+    return min([*_kernel_limit, *(nbytes for _, nbytes in _inner)], default=None)
 
 
 def switch(on: bool) -> None:
@@ -180,6 +196,8 @@ def close() -> None:
 
 
 _running: list[Session] = []
+_inner: list[tuple[Session, int]] = []
+"""Sessions inside another one that have a limit of their own, in bytes."""
 
 
 def running() -> Session | None:

@@ -112,7 +112,7 @@ class Count:
     def movable(self, storage: Any) -> bool:
         return bool(storage.resizable())
 
-    def stream(self) -> int:
+    def stream(self, known: Any = None) -> int:
         return 0
 
 
@@ -158,7 +158,7 @@ class _Copies:
     def __init__(self, count: Count) -> None:
         self.count, self.limit = count, count.cap
 
-    def stream(self) -> int:
+    def stream(self, known: Any = None) -> int:
         return 0
 
     def mark(self, stream: Any) -> None:

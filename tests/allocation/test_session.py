@@ -185,6 +185,26 @@ def test_a_limit_of_a_cell(notebook):
     assert notebook.run_cell("c = gpu.empty('8 GiB')").success  # plain, and behind the cell
 
 
+def test_a_limit_inside_a_guarded_cell(notebook):
+    """It is held while the inner block runs, by the outer one's handler, and ends with it."""
+    cell = (
+        "%%cuda_guard --report report\n"
+        "from cuda_magic import guard\n"
+        "a = gpu.empty('4 GiB')\n"
+        "with guard(limit='6GiB'):\n"
+        "    b = gpu.empty('4 GiB')\n"
+        "    from cuda_magic.allocation import session\n"
+        "    moved = session.running().room.left()\n"
+        "c = gpu.empty('6 GiB')\n"
+        "behind = session.running().room.left()\n"
+    )
+    result = notebook.run_cell(cell)
+    assert result.success
+    assert notebook.user_ns["moved"] > 0
+    assert notebook.user_ns["behind"] == 0  # 14 of 16 GiB: nothing else was in the way
+    assert notebook.user_ns["report"].status == "rescued"
+
+
 def test_a_limit_of_the_kernel(notebook):
     """For every cell from then on, guarded or not, until 0 ends it."""
     notebook.run_cell("%cuda_guard --limit 6GiB")

@@ -33,7 +33,7 @@ class Plain:
     def __init__(self):
         self.fail_out = self.fail_back = 0
 
-    def stream(self):
+    def stream(self, known=None):
         return 0
 
     def mark(self, stream):

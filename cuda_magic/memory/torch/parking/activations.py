@@ -6,6 +6,7 @@ and versions are checked as autograd checks them. Copies are ordered as `copies`
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import Counter, deque
@@ -15,6 +16,7 @@ from typing import Any
 from ....errors import Refused
 from .budget import Budget
 from .parked import Place
+from .recompute import Recipes, again
 from .saved import Kept, Parts, Record, Token, check_version
 
 __all__ = ["Activations"]
@@ -25,6 +27,10 @@ LOOKS = 16
 """How many of the storages that somebody else held are looked at again each time."""
 REACH = 256
 """How many records before the one asked for may be fetched ahead."""
+YOUNG = 8
+"""So many records back it is not known yet which can be computed again."""
+NEAR = 8
+"""So many records further on the backward pass is still on its way down: an operation asks in turn."""
 AHEAD = ("card", "leaving", "back")
 """What counts against the budget of the backward pass: what never left too, so that the peak stays flat."""
 
@@ -51,7 +57,8 @@ class Activations:
         self.weak = torch.multiprocessing.reductions.StorageWeakRef
         self.active = False
         self.moved: Counter[str] = Counter()
-        """Bytes ``out`` and ``in``; how many storages were ``saved``, fetched ``late``, ``shared``; ``ooms`` met."""
+        """Bytes ``out`` and ``in``; how many storages were ``saved``, fetched ``late``, ``shared``; ``ooms`` met;
+        bytes ``dropped`` and ``computed`` again."""
         self.leaves: set[int] = set()
         """Keys of storages that live on anyway: `adopt` gets parameters without their mark."""
         self._high = 0
@@ -65,7 +72,14 @@ class Activations:
         self._known: weakref.WeakValueDictionary[tuple[int, int], Record] = weakref.WeakValueDictionary()
         self._records: weakref.WeakValueDictionary[int, Record] = weakref.WeakValueDictionary()
         self._count = 0
+        self._free = self._sent = self._leaves = self._cheap_bytes = 0
+        """Bytes free; in this round: sent out, to be sent out at least, and that can be computed again."""
+        self._asked = self._next = 0
+        """The record asked for last, and the one that may be fetched ahead next."""
         self._resident: deque[weakref.ref[Record]] = deque()
+        self._recipes = Recipes(torch, copies.device)
+        self._cheap: deque[weakref.ref[Record]] = deque()
+        """Those on the card that can be computed again."""
         self._leaving: deque[weakref.ref[Record]] = deque()
         self._watched: deque[tuple[int, weakref.ref[Record]]] = deque()
         self._bytes = {"watched": 0, "card": 0, "leaving": 0, "back": 0}
@@ -115,6 +129,7 @@ class Activations:
             in_order = sorted((r for seen in self._resident if (r := seen()) is not None), key=lambda r: r.index)
             self._resident = deque(weakref.ref(record) for record in in_order)
             del in_order
+            went += self._drop_cheap(nbytes - went)
             while went < nbytes and self._resident and not self._full:
                 record = self._resident.popleft()()
                 if record is not None and record.place == "card" and self._here(record):
@@ -181,13 +196,18 @@ class Activations:
         if not self._may_leave(tensor):
             return Kept(tensor)
         storage = tensor.untyped_storage()
-        if storage.nbytes() < self._least or self._copies.stream() != self._main or storage._cdata in self.leaves:
+        if (
+            storage.nbytes() < self._least
+            or self._copies.stream(self._main) != self._main
+            or storage._cdata in self.leaves
+        ):
             return Kept(tensor)
         self.settle()
         with self._lock:
             self._backward = False
             record = self._record(tensor, storage)
             token = Token(record, tensor)
+            self._find_recipes(tensor, token)
             self._shed()
             self._high = max(self._high, self._bytes["card"])
         self.settle()
@@ -209,10 +229,13 @@ class Activations:
             self.moved["shared"] += 1
             return record
         if not self._records:
-            self.budget.next_round()
+            alike, budget = self.budget.next_round(), self.budget
+            # what leaves anyway leaves as soon as it can: the link is the narrowest place
+            self._leaves = min(self._sent, budget.before - self._cheap_bytes - budget.stays) if alike else 0
+            self._sent = self._cheap_bytes = 0
             self._full = False
         if self._count % 4 == 0:
-            self.budget.seen(self._copies.free())
+            self._look()
         record = Record(self, self._count, tensor, storage, self._copies.mark(self._main))
         self.budget.saved(record.nbytes)
         self.moved["saved"] += 1
@@ -227,9 +250,14 @@ class Activations:
         self._bytes[record.place] += record.nbytes
         return record
 
+    def _look(self) -> None:
+        """How much is free now: to ask takes longer than all else here, so this is not done for each."""
+        self._free = self._copies.free()
+        self.budget.seen(self._free)
+
     def _shed(self) -> None:
         """Send out what is beyond the budget, the oldest first: it is needed last."""
-        for _ in range(min(len(self._watched), LOOKS)):
+        for _ in range(min(len(self._watched), LOOKS) if self._count % 4 == 0 else 0):
             since, seen = self._watched.popleft()
             record = seen()
             if record is None:
@@ -241,14 +269,72 @@ class Activations:
                 self._bytes["watched"] -= record.nbytes
                 self._bytes["card"] += record.nbytes
                 self._resident.append(seen)
-        while self._bytes["card"] > self.budget.stays and self._resident and not self._full:
-            record = self._resident.popleft()()
+        if self._bytes["card"] > self.budget.stays:
+            self._drop_cheap(self._bytes["card"] - self.budget.stays)
+        for _ in range(len(self._resident)):
+            over = self._bytes["card"] > self.budget.stays
+            if self._full or not (over or self._sent < self._leaves):
+                break
+            record = self._resident[0]()
+            if not over and record is not None and record.index > self._count - YOUNG:
+                break
+            seen = self._resident.popleft()
             if record is not None and record.place == "card" and self._here(record):
-                self._out(record)
+                if record.recipe is None:
+                    self._out(record)
+                elif self._droppable(record):
+                    self._drop(record)
+                elif over:
+                    self._out(record)
+                else:
+                    self._resident.append(seen)
             del record
             self._let_go(self.budget.window)
         if self.budget.keep:
             self.most_kept = max(self.most_kept, min(self._bytes["card"], self.budget.keep))
+
+    def _find_recipes(self, tensor: Any, token: Token) -> None:
+        recipes = self._recipes
+        with contextlib.suppress(Exception):  # it is copied then
+            recipes.saved(tensor, token)
+        for record in recipes.found:
+            self._cheap.append(weakref.ref(record))
+            self._cheap_bytes += record.nbytes
+        recipes.found.clear()
+
+    def _drop_cheap(self, nbytes: int) -> int:
+        """Let go of so much that can be computed again, the oldest first; how much went."""
+        went = 0
+        for _ in range(len(self._cheap)):
+            if went >= nbytes:
+                break
+            seen = self._cheap.popleft()
+            record = seen()
+            if record is None or record.place != "card":
+                continue
+            if not self._droppable(record):
+                self._cheap.append(seen)
+                continue
+            self._drop(record)
+            went += record.nbytes
+        return went
+
+    def _drop(self, record: Record) -> None:
+        record.place, record.gpu = "gone", None
+        self._bytes["card"] -= record.nbytes
+        self.moved["dropped"] += record.nbytes
+
+    def _droppable(self, record: Record) -> bool:
+        """Whether nobody can change what it is computed from any more."""
+        if record.gpu._version != record.version or self._held_elsewhere(record):
+            return False
+        assert record.recipe is not None
+        for one in (token.record for token in record.recipe.tokens()):
+            if one.version < 0:
+                return False
+            if one.gpu is not None and (one.gpu._version != one.version or self._held_elsewhere(one)):
+                return False
+        return True
 
     def _held_elsewhere(self, record: Record) -> bool:
         return bool(self._torch._C._storage_Use_Count(record.gpu.untyped_storage()._cdata) > 2)  # ours and its wrapper
@@ -270,6 +356,7 @@ class Activations:
         self._bytes["leaving"] += record.nbytes
         self._leaving.append(weakref.ref(record))
         self.moved["out"] += record.nbytes
+        self._sent += record.nbytes
 
     def _let_go(self, window: int) -> None:
         while self._bytes["leaving"] > window and self._leaving:
@@ -294,7 +381,7 @@ class Activations:
         if type(token) is not Token:
             return token
         self.settle()
-        record, stream = token.record, self._copies.stream()
+        record, stream = token.record, self._copies.stream(self._main)
         with self._lock:
             self._backward = True
             if record.gpu is not None or record.version < 0:
@@ -304,23 +391,58 @@ class Activations:
                 storage = record.gpu.untyped_storage()
             else:
                 storage = self._returned(record, stream)
-            empty = self._torch.empty(0, dtype=token.dtype, device=self._copies.device)
-            found = empty.set_(storage, token.offset, token.size, token.stride)
+            found = token.on(self._torch, self._copies.device, storage)
             if record.index % 4 == 0:
-                self.budget.seen(self._copies.free())
+                self._look()
             self._prefetch(record.index, stream)
         self.settle()
-        return found.conj() if token.conj else found
+        return found
+
+    def _alive(self, record: Record) -> Any:
+        """The storage that it came back into, if somebody still has it."""
+        if isinstance(record.back, self.weak):
+            return self._torch.UntypedStorage._new_with_weak_ptr(record.back.cdata)
+        return record.back
+
+    def _computed(self, record: Record, stream: Any) -> Any:
+        """The storage of what was let go of, computed again."""
+        storage = self._alive(record)
+        if storage is not None:
+            return storage
+        assert record.recipe is not None
+
+        def read(token: Token) -> Any:
+            one = token.record
+            if one.gpu is not None:
+                check_version(one.gpu, one.version, token.size)
+                held = one.gpu.untyped_storage()
+            elif one.place == "gone":
+                held = self._computed(one, stream)
+            else:
+                held = self._alive(one)
+                if held is None:
+                    self._fetch_now(one, stream)
+                    held = one.back  # it stays: its own operation asks for it next
+                self._copies.wait(stream, (one.came,))
+            return token.on(self._torch, self._copies.device, held)
+
+        with again(self._torch):
+            storage = record.recipe.compute(read).untyped_storage()
+        record.back = self.weak(storage)
+        self.moved["computed"] += record.nbytes
+        return storage
 
     def _returned(self, record: Record, stream: Any) -> Any:
-        storage = None
-        if isinstance(record.back, self.weak):
-            storage = self._torch.UntypedStorage._new_with_weak_ptr(record.back.cdata)
+        if record.place == "gone":
+            return self._computed(record, stream)
+        storage = self._alive(record)
         if storage is None:
-            if record.back is None or isinstance(record.back, self.weak):
-                self.moved["late"] += 1
-                self._fetch_now(record, stream)
+            self.moved["late"] += 1
+            self._fetch_now(record, stream)
             storage = record.back
+        record.asked += 1
+        # it stays until all who saved it have asked, each once in a backward pass
+        if record.asked % record.tokens == 0 and not isinstance(record.back, self.weak):
             record.back = self.weak(storage)
             self._bytes["back"] -= record.nbytes
         self._copies.wait(stream, (record.came,))
@@ -341,23 +463,31 @@ class Activations:
         target = self._bytes_of(storage, record.nbytes)
         came = self._copies.back(record.host, target, stream, record.out)
         record.came, record.stream, record.back = came, stream, storage
+        self._free -= record.nbytes
         self._bytes["back"] += record.nbytes
         self.moved["in"] += record.nbytes
 
     def _prefetch(self, index: int, stream: Any) -> None:
-        for before in range(index - 1, max(-1, index - 1 - REACH), -1):
-            if sum(self._bytes[place] for place in AHEAD) >= self.budget.ahead:
+        """Fetch what was saved before `index`, the latest first; what was looked at on the way down is not again."""
+        if index > self._asked + NEAR:
+            self._next = index - 1
+        self._asked = index
+        last, ahead = max(-1, index - 1 - REACH), self.budget.ahead
+        for before in range(min(self._next, index - 1), last, -1):
+            self._next = before
+            if sum(self._bytes[place] for place in AHEAD) >= ahead:
                 return
             record = self._records.get(before)
             if record is None or record.place != "host" or record.back is not None or record.version < 0:
                 continue
-            if self._copies.free() < record.nbytes + self.budget.largest:
+            if self._free < record.nbytes + self.budget.largest:
                 return  # it comes when it is asked for
             try:
                 self._fetch(record, stream)
             except RuntimeError:
                 self.moved["ooms"] += 1
                 return
+        self._next = min(self._next, last)
 
     def _drop_fetched(self) -> bool:
         """Let go of what was fetched and not asked for yet; whether there was any."""
@@ -395,7 +525,7 @@ class Activations:
             return  # a lost context, or the end of the process
 
     def _account(self, parts: Parts) -> None:
-        if parts.place != "host":
+        if parts.place in self._bytes:
             self._bytes[parts.place] -= parts.size
         if parts.back is not None:
             self._bytes["back"] -= parts.size

@@ -72,6 +72,8 @@ class Arena:
         self._lock = threading.RLock()
         self._slabs: list[Slab] = []
         self._given: deque[Buffer] = deque()
+        self._ready: dict[int, deque[Buffer]] = {}
+        """What was given back, by size: a training step asks for the same sizes again."""
 
     # -- sizes, in bytes
     @property
@@ -109,6 +111,9 @@ class Arena:
         """
         size = max(ROUND, -(-nbytes // ROUND) * ROUND)
         with self._lock:
+            again = self._ready_for(size)
+            if again is not None:
+                return Buffer(again.slab, again.offset, size, nbytes, again.events)
             self._settle()
             slab, at = self._best(size) or (self._grow(size), 0)
             hole = slab.holes[at]
@@ -183,8 +188,23 @@ class Arena:
         self._slabs.append(slab)
         return slab
 
+    def _ready_for(self, size: int) -> Buffer | None:
+        """What was given back and has this size, the longest ago first: its copies are done most likely."""
+        while self._given:
+            buffer = self._given.popleft()
+            self._ready.setdefault(buffer.size, deque()).append(buffer)
+        pile = self._ready.get(size)
+        while pile:
+            buffer = pile.popleft()
+            if not buffer.slab.makeshift:
+                return buffer
+            self._given.append(buffer)
+        return None
+
     def _settle(self) -> None:
         """What was given back becomes holes again; neighbours become one."""
+        while self._ready:
+            self._given.extend(self._ready.popitem()[1])
         while self._given:
             buffer = self._given.popleft()
             _insert(buffer.slab.holes, Hole(buffer.offset, buffer.size, buffer.events))

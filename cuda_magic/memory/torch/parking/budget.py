@@ -6,6 +6,8 @@ __all__ = ["Budget"]
 
 FLOOR = 8 << 20
 """Bytes of copies under way at least."""
+WIDE = 8
+"""The margin's part of the limit where a request that finds no room fails."""
 
 
 class Budget:
@@ -19,7 +21,7 @@ class Budget:
     memory is seen; what was free beyond a wide margin is used by the next round: half of it, and exactly as much after
     two rounds that saved the same. An iteration of a loop that has begun cannot be taken back, so the margin is wide:
     twice the largest storage and the request that failed, and an eighth of the card for what is not seen between two
-    looks.
+    looks. Where a request that finds no room is met, a smaller part of the card does.
 
     Parameters
     ----------
@@ -30,15 +32,15 @@ class Budget:
     most
         Bound of `keep`; None: none.
     share
-        Which part of the limit the margin has: an eighth, or less where a request that finds no room is met.
+        Which part of the limit the margin has: `WIDE`, or less where a request that finds no room is met.
     """
 
-    def __init__(self, request: int = 0, limit: int = 0, most: int | None = None, share: int = 8) -> None:
+    def __init__(self, request: int = 0, limit: int = 0, most: int | None = None, share: int = WIDE) -> None:
         self.keep = 0
         self.largest = 0
         self._request, self._limit, self._most, self._share = request, limit, most, share
         self._low: int | None = None
-        self._round = self._before = 0
+        self._round = self.before = 0
         """Bytes saved in this round and in the one before."""
 
     @property
@@ -74,13 +76,13 @@ class Budget:
         """So much was free at a moment of this round."""
         self._low = free if self._low is None else min(self._low, free)
 
-    def next_round(self) -> None:
-        """All that was saved is gone: judge the round."""
+    def next_round(self) -> bool:
+        """All that was saved is gone: judge the round; whether it saved as much as the one before."""
         low, self._low = self._low, None
-        alike = self._round == self._before
-        self._round, self._before = 0, self._round
+        alike = self._round == self.before
+        self._round, self.before = 0, self._round
         if low is None:
-            return
+            return alike
         spare = low - self.margin
         if alike:
             self.keep = max(0, self.keep + spare)
@@ -88,3 +90,4 @@ class Budget:
             self.keep = self.keep + spare // 2 if spare > 0 else self.keep // 2
         if self._most is not None:
             self.keep = min(self.keep, self._most)
+        return alike

@@ -12,11 +12,14 @@ Why it is safe to use memory again:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
-from .lane import sides
+from .lane import On, sides
 
 __all__ = ["Copies"]
+
+_NOTHING: Any = nullcontext()
 
 
 class Copies:
@@ -37,8 +40,10 @@ class Copies:
         self.device = torch.device("cuda", device)
         self._out, self._back = sides(torch, device) or (torch.cuda.default_stream(device),) * 2
 
-    def stream(self) -> Any:
-        """The stream on which the caller computes."""
+    def stream(self, known: Any = None) -> Any:
+        """The stream on which the caller computes: `known` itself, if it is that one."""
+        if known is not None and self._torch._C._cuda_getCurrentRawStream(self._index) == known.cuda_stream:
+            return known
         return self._torch.cuda.current_stream(self.device)
 
     def mark(self, stream: Any) -> Any:
@@ -54,7 +59,7 @@ class Copies:
     def out(self, source: Any, buffer: Any, after: Any) -> Any:
         """Copy into `buffer` once `after` has come; the event of its end."""
         self.wait(self._out, (after, *buffer.events))
-        with self._torch.cuda.stream(buffer.home), self._torch.cuda.stream(self._out):
+        with self._at(buffer.home), On(self._torch, self._out):
             buffer.data.copy_(source, non_blocking=True)
         return self._out.record_event()
 
@@ -62,12 +67,15 @@ class Copies:
         """Copy into `target`, just allocated on `stream`, once `after` has come; the event of its end."""
         self.wait(self._back, (stream.record_event(), after))
         try:
-            with self._torch.cuda.stream(buffer.home), self._torch.cuda.stream(self._back):
+            with self._at(buffer.home), On(self._torch, self._back):
                 target.copy_(buffer.data, non_blocking=True)
             return self._back.record_event()
         except BaseException:
             stream.wait_stream(self._back)  # the copy may be under way, and `target` is about to be let go
             raise
+
+    def _at(self, home: Any) -> Any:
+        return _NOTHING if home is None else self._torch.cuda.stream(home)
 
     def join(self, stream: Any) -> None:
         """Nothing on `stream` from now on runs before the copies made so far."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Protocol
 
-__all__ = ["CudaLane", "Lane", "PlainLane", "quiet", "sides", "tight"]
+__all__ = ["CudaLane", "Lane", "On", "PlainLane", "quiet", "sides", "tight"]
 
 SPARE = 128 << 20
 """Bytes that a card must have free before streams are made: torch makes all of them with the first, which took 70 MiB
@@ -53,7 +53,7 @@ class quiet:  # noqa: N801 - used as a word: with quiet(torch)
         self._function.__exit__(None, None, None)
 
 
-class _On:
+class On:
     """The current stream of its device, inside. Done for each copy, so without what torch looks up each time."""
 
     __slots__ = ("_before", "_c", "_stream")
@@ -179,7 +179,7 @@ class CudaLane:
             leaving.wait_stream(main)
             for event in buffer.events:
                 leaving.wait_event(event)
-            with cuda.stream(buffer.home) if buffer.home else nullcontext(), _On(self.torch, leaving):
+            with cuda.stream(buffer.home) if buffer.home else nullcontext(), On(self.torch, leaving):
                 buffer.data.copy_(_bytes(self.torch, storage, nbytes), non_blocking=True)
             done = leaving.record_event()
             if self.several or self._sides is None:
@@ -202,13 +202,13 @@ class CudaLane:
                 self.several = True
             if self.several:
                 cuda.synchronize(self.index)
-            with _On(self.torch, home):
+            with On(self.torch, home):
                 storage.resize_(nbytes)  # raises where there is no room, and changes nothing
             try:
                 coming.wait_stream(home)
                 if left is not None:
                     coming.wait_event(left)
-                with cuda.stream(buffer.home) if buffer.home else nullcontext(), _On(self.torch, coming):
+                with cuda.stream(buffer.home) if buffer.home else nullcontext(), On(self.torch, coming):
                     _bytes(self.torch, storage, nbytes).copy_(buffer.data, non_blocking=True)
                 done = coming.record_event()
                 if self.several or self._sides is None:

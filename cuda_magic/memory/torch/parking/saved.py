@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .activations import Activations
     from .arena import Buffer
+    from .recompute import Recipe
 
 __all__ = ["Kept", "Parts", "Record", "Token", "check_version"]
 
@@ -56,12 +57,13 @@ class Record:
     next storage as soon as nothing refers to it, and a key of addresses alone gives another tensor's data.
 
     `place` is ``watched`` (held by somebody else too), ``card`` (not copied), ``leaving`` (copied, not let go yet) or
-    ``host``.
+    ``host``, or ``gone`` (computed again when it is asked for, by `recipe`).
     Only tokens hold a record; it ends with the last of them.
     """
 
     __slots__ = (
         "__weakref__",
+        "asked",
         "back",
         "came",
         "gpu",
@@ -72,8 +74,10 @@ class Record:
         "owner",
         "packed",
         "place",
+        "recipe",
         "storage",
         "stream",
+        "tokens",
         "version",
     )
 
@@ -84,10 +88,14 @@ class Record:
         self.host: Buffer | None = None
         self.out: Any = None
         self.back: Any = None
-        """The storage it came back into; a weak reference once it was handed out."""
+        """The storage it came back into; a weak reference once it was handed out to all who saved it."""
         self.came: Any = None
         """The event of that copy's end."""
         self.stream: Any = None
+        self.recipe: Recipe | None = None
+        """How it is computed anew from others, where that is known."""
+        self.tokens = self.asked = 0
+        """How many operations saved it, and how often one has asked for it."""
         self.place = "card"
 
     def __del__(self) -> None:
@@ -99,8 +107,14 @@ class Record:
 class Token:
     """One view of a record's storage, kept in the graph."""
 
-    __slots__ = ("conj", "dtype", "offset", "record", "size", "stride")
+    __slots__ = ("__weakref__", "conj", "dtype", "offset", "record", "size", "stride")
 
     def __init__(self, record: Record, tensor: Any) -> None:
         self.record, self.dtype, self.conj = record, tensor.dtype, tensor.is_conj()
+        record.tokens += 1
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def on(self, torch: Any, device: Any, storage: Any) -> Any:
+        """The view, on this storage."""
+        found = torch.empty(0, dtype=self.dtype, device=device).set_(storage, self.offset, self.size, self.stride)
+        return found.conj() if self.conj else found
