@@ -23,8 +23,8 @@ _CHEAP = ("caches", "errors", "garbage")
 _MOST_TRIES = 6
 _WAIT = 60.0
 """Seconds that a thread waits while another one makes room."""
-_LONG = 1 << 30
-"""Bytes from which on moving may take a second (an H200's host: 1.1 s for the first 4 GiB): a line comes before it."""
+_LONG = 4 << 30
+"""Bytes from which on moving may take a second (an H200's host: 1.1 s the first time): a line comes before it."""
 _SAID = {
     "room": "the GPU's memory is full: making room",
     "saved": "the GPU's memory is full: what autograd saved for the backward pass waits on the host",
@@ -80,6 +80,10 @@ class Room(Protocol):
 
     def free(self, device: int) -> int:
         """What a request may have now: of the driver, and within the limit."""
+        ...
+
+    def in_use(self, device: int) -> int:
+        """What this process has of it: no more can be made free."""
         ...
 
     def caches(self, device: int) -> str:
@@ -248,7 +252,7 @@ class Handler:
         room, done = self.room, self._of(way)
         started, before = time.perf_counter(), room.free(device)
         missing = wanted - before
-        if missing >= _LONG and way in ("saved", "pages"):
+        if way in ("saved", "pages") and _LONG <= missing <= room.in_use(device):
             self._once("room")
         if way == "caches":
             done.note(room.caches(device))

@@ -323,8 +323,9 @@ class GuardRun:
             ops = "one operation" if times == 1 else f"{times} operations"
             self.say(f"cuda_guard: {ops} ran out of GPU memory; room was made and nothing else was repeated")
         made = self.made()
-        if made:
-            self.say(f"cuda_guard: {self._summary()}")
+        summary = self._summary() if made else ""
+        if summary:
+            self.say(f"cuda_guard: {summary}")
         if self._waits:  # under an error the report says it
             self.say(f"cuda_guard: {self._waits}")
         self.bind(self._report("rescued" if self.rescued or calls or made else "ok"))
@@ -335,13 +336,16 @@ class GuardRun:
         return handler.helped() if handler is not None else []
 
     def _summary(self) -> str:
-        """One line at the end of a cell for which room was made."""
+        """One line at the end of a cell for which room was made; empty where that was never enough."""
         assert self.session is not None and self.session.handler is not None
         times = self.session.handler.requests - self.session.handler.failed
+        if not times:
+            return ""
         count = "once" if times == 1 else "twice" if times == 2 else f"{times} times"
         out = self.session.out_bytes
         went = f" ({bytes_text(out)} went to the host)" if out else ""
-        return f"GPU memory ran out {count}; room was made{went} and nothing was repeated"
+        repeated = self.trial.attempts > 1 or bool(self.calls is not None and self.calls.rescues)
+        return f"GPU memory ran out {count}; room was made{went}" + ("" if repeated else " and nothing was repeated")
 
     def left(self) -> None:
         """An interrupt may have come where nobody was told of it: what is in force ends now."""

@@ -138,7 +138,7 @@ class Report(Result):
         rows = [
             (way.id, str(way.times), bytes_text(way.freed_bytes), f"{way.seconds:.2f} s", way.what) for way in self.room
         ]
-        caption = "Room was made where memory was asked for; nothing was repeated"
+        caption = "Room was made where memory was asked for" + ("" if self.attempts > 1 else "; nothing was repeated")
         return [Table(("way", "times", "made free", "took", "what"), rows, frozenset({1, 2, 3}), caption)]
 
     def _rungs(self) -> list[Block]:

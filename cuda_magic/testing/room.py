@@ -143,6 +143,9 @@ class PracticeRoom:
     def free(self, device: int) -> int:
         return max(0, self.allocator.caching[device].room())
 
+    def in_use(self, device: int) -> int:
+        return self.allocator.caching[device].reserved
+
     def caches(self, device: int) -> str:
         self.allocator.empty_cache()
         return ""

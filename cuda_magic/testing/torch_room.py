@@ -84,6 +84,9 @@ class PracticeTorchRoom:
     def free(self, device: int) -> int:
         return max(0, self._count.cap - self._count.used())
 
+    def in_use(self, device: int) -> int:
+        return self._count.used()
+
     def caches(self, device: int) -> str:
         return ""
 

@@ -18,7 +18,7 @@ class FakeRoom:
     """A card of which `gives` says how much each way makes free; `did` are the ways in the order of the calls."""
 
     def __init__(self, **gives: int) -> None:
-        self.gives, self.did, self.room = gives, [], 0
+        self.gives, self.did, self.room, self.used = gives, [], 0, 16 << 30
         self.fails: dict[str, BaseException] = {}
         self.stopped = self.unmoved = self.no_host = ""
 
@@ -35,6 +35,9 @@ class FakeRoom:
 
     def free(self, device):
         return self.room
+
+    def in_use(self, device):
+        return self.used
 
     def caches(self, device):
         self._do("caches")
@@ -279,3 +282,17 @@ def test_at_the_end_it_holds_nobody():
     handler = Handler(room, errors=lambda device: "x", say=print, own_way=lambda: True)
     handler.forget()
     assert handler(0, MIB, 0) == USE_HOST
+
+
+def test_a_line_comes_before_what_takes_long():
+    """Moving 6 GiB takes over a second; a request of more than everything moves nothing, and nothing is said of it."""
+    said = []
+    room = FakeRoom(pages=6 << 30)
+    real = room.pages
+    room.pages = lambda device, nbytes: said.append("it begins") or real(device, nbytes)
+    assert Handler(room, say=said.append)(0, 6 << 30, 0) == TRY_AGAIN
+    assert said[0] == "the GPU's memory is full: making room"
+    assert said.index("it begins") == 1
+    said.clear()
+    Handler(FakeRoom(), say=said.append)(0, 100 << 30, 0)
+    assert not [line for line in said if "making room" in line]

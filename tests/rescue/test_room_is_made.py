@@ -40,6 +40,7 @@ def test_a_request_that_no_host_has_either(armed24):
     assert "out of memory" in str(error)
     assert any("the host can give" in note for note in armed24.report.notes)
     assert armed24.gpu.machine.allocator().room().out_bytes() == 0
+    assert not [line for line in armed24.lines if "0 times" in line or "nothing was repeated" in line]
 
 
 def test_an_error_of_ours_is_told_and_torchs_is_raised(armed24, monkeypatch):
@@ -62,6 +63,7 @@ def test_what_the_user_named_comes_before_anything_is_moved(armed24, options):
     assert armed24.guard("x = gpu.empty(f'{n} GiB')", **options) is None
     assert armed24.names["n"] < 12
     assert armed24.gpu.machine.allocator().room().out_bytes() == 0
+    assert not [line for line in armed24.lines if "0 times" in line or "nothing was repeated" in line]
 
 
 def test_a_cell_that_does_not_run_out_costs_no_report(armed24):

@@ -197,6 +197,9 @@ class TorchRoom:
         free = driver if driver >= 0 else 1 << 60
         return min(free, counts.limit - counts.card) if counts.limit else free
 
+    def in_use(self, device: int) -> int:
+        return self._shim.counts(device).card
+
     def caches(self, device: int) -> str:
         done = pools.release()
         self._torch.cuda.empty_cache()

@@ -23,6 +23,8 @@ __all__ = ["Saved", "graph_nodes"]
 LEAST = 256 << 10
 """Bytes below which a saved tensor is not looked at."""
 _MOST_NODES = 1_000_000
+_AT_ONCE = 2 << 30
+"""Bytes that go at most where less is asked for: half a second of an H200's host, the first time."""
 
 
 class Saved:
@@ -74,7 +76,7 @@ class Saved:
             self.engine.budget.keep = 1 << 60
             self.engine.begin()
         self._look()
-        gone = int(self.engine.make_room(max(nbytes, self._limit // 16)))
+        gone = int(self.engine.make_room(max(nbytes, min(self._limit // 16, _AT_ONCE))))
         if gone:
             self._push()
         return gone
