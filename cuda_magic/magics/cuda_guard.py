@@ -20,7 +20,6 @@ RUNGS = (
     "holders",
     "collect",
     "caches",
-    "reserve",
     "compact",
     "expandable",
     "wait",
@@ -28,7 +27,6 @@ RUNGS = (
     "else",
     "spill",
     "activations",
-    "page",
     "cudamalloc",
 )
 NAMES = (*RUNGS, "retry")
@@ -58,8 +56,6 @@ SPEC = Spec(
         Option("--no-move", "leave every tensor's memory where it is: caches, earlier errors and garbage only"),
         Option("--only", "use these rungs alone", "RUNG,...", {}, NAMES),
         Option("--without", "leave these rungs out", "RUNG,...", {}, NAMES),
-        Option("--park", "tensors that make room wait on this other card and not on the host", "DEVICE"),
-        Option("--reserve", "set this much aside, to serve only when the memory is full (0)", "SIZE"),
         Option("--report", "bind the report to this variable, on success too", "NAME"),
         Option("--quiet", "no lines to stderr"),
         Option("--all", "guard every following cell, with these options"),
@@ -76,8 +72,6 @@ SPEC = Spec(
         ("%%cuda_guard --else device='cpu'", "at last, with another value"),
         ("%%cuda_guard --repeat", "a statement that can run again without harm, such as an evaluation"),
         ("%%cuda_guard --only holders,collect,caches", "no more than what costs nothing"),
-        ("%%cuda_guard --reserve 1GiB", "1 GiB more at the moment when it is needed, nothing repeated"),
-        ("%%cuda_guard --park cuda:1", "what has to make room waits on the other card"),
         ("%cuda_guard --all", "guard every following cell"),
     ),
 )
@@ -115,7 +109,7 @@ def _guard(magics: Any, made: Any, given: Any, tree: Callable[[], Any], *, lenie
     if given.all or given.off:
         raise UserError("cuda_guard: --all and --off stand on a line of their own, as in %cuda_guard --all")
     _, check, _, guard_run = _rooms()
-    if made.names or made.park or made.limit:
+    if made.names or made.limit:
         made = check(made, magics.shell, tree(), lenient=lenient)
 
     def bind(report: Report) -> None:

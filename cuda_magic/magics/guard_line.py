@@ -11,23 +11,22 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import UserError, nearest
-from ..rescue.options import GONE, NAMES, RUNGS, GuardOptions, other_card, shrunk, whole_number
+from ..rescue.options import GONE, NAMES, RUNGS, GuardOptions, shrunk, whole_number
 from ..rescue.report import Report
 from .cuda_guard import SPEC
 
 __all__ = ["check", "options", "words"]
 
-LEAST_RESERVE = 1 << 20
-"""Bytes: a smaller reserve is a unit forgotten."""
+LEAST = 1 << 20
+"""Bytes: a smaller size is a unit forgotten."""
 _ASKED_FOR = {
     "wait": "--wait SECONDS",
     "shrink": "--shrink NAME",
     "else": "--else NAME=EXPR",
-    "reserve": "--reserve SIZE",
 }
 """Rungs that do nothing unless asked for, and how."""
 _PLAIN = GuardOptions()
-_MOVING = ("compact", "spill", "page")
+_MOVING = ("compact", "spill")
 """Rungs that --no-move leaves out."""
 
 
@@ -85,16 +84,14 @@ def _rungs(text: str | None, flag: str) -> tuple[str, ...]:
     return names
 
 
-def _size(text: str | None, flag: str) -> int:
+def _size(text: str, flag: str) -> int:
     from ..render.units import parse_bytes
 
-    if text is None:
-        return 0
     try:
         size = parse_bytes(text.strip("'\""))
     except ValueError:
         raise UserError(f"cuda_guard: {flag} takes a size such as 2GiB or 512MiB, not {text!r}.") from None
-    if 0 < size < LEAST_RESERVE:
+    if 0 < size < LEAST:
         raise UserError(f"cuda_guard: {flag} {text}: that is next to nothing; a size has a unit, as in 1GiB.")
     return size
 
@@ -102,21 +99,15 @@ def _size(text: str | None, flag: str) -> int:
 def _check_rungs(given: Any) -> None:
     """Refuse an option whose rung --only or --without leaves out, and a choice that leaves none."""
     only, without = _rungs(given.only, "--only"), _rungs(given.without, "--without")
-    asked = {"wait": given.wait, "shrink": given.shrink, "else": given.otherwise, "reserve": given.reserve}
-    for option, value, *rungs in (
-        *((how.split()[0], asked[rung], rung) for rung, how in _ASKED_FOR.items()),
-        ("--park", given.park, "spill", "activations", "page"),
-    ):
-        if not value:
+    asked = {"wait": given.wait, "shrink": given.shrink, "else": given.otherwise}
+    for rung, how in _ASKED_FOR.items():
+        option = how.split()[0]
+        if not asked[rung]:
             continue
-        if not set(rungs) - set(without):
-            raise UserError(f"cuda_guard: {option} and --without {','.join(rungs)} contradict each other.")
-        if only and not set(rungs) & set(only):
-            said = " or ".join(filter(None, (", ".join(rungs[:-1]), rungs[-1])))
-            example = ",".join((*only, rungs[0]))
-            raise UserError(f"cuda_guard: {option} needs {said} in --only, as in --only {example}.")
-    if given.park and given.no_move:
-        raise UserError("cuda_guard: --park and --no-move contradict each other.")
+        if rung in without:
+            raise UserError(f"cuda_guard: {option} and --without {rung} contradict each other.")
+        if only and rung not in only:
+            raise UserError(f"cuda_guard: {option} needs {rung} in --only, as in --only {','.join((*only, rung))}.")
     left = [rung for rung in RUNGS if (not only or rung in only) and rung not in without]
     if not left:
         who = "--only and --without leave" if only and without else "--only leaves" if only else "--without leaves"
@@ -194,8 +185,6 @@ def _options(line: str, default_retries: int, default_wait: float, default_quiet
         without=_rungs(given.without, "--without"),
         report=_name(given.report, "--report") if given.report is not None else None,
         quiet=given.quiet or default_quiet,
-        park=other_card(given.park, "cuda_guard: --park") if given.park is not None else None,
-        reserve=_size(given.reserve, "--reserve"),
         limit=_size(given.limit, "--limit") if given.limit is not None else None,
     )
     return made, given
@@ -268,10 +257,6 @@ def _wrong(made: GuardOptions, shell: Any, assigned: frozenset[str]) -> Iterator
         wrong = _wrong_limit(made.limit)
         if wrong:
             yield "limit", wrong
-    if made.park is not None:
-        card = _no_card(made.park)
-        if card:
-            yield "park", f"--park {made.park}: {card}."
 
 
 def _unknown(expression: str, names: Mapping[str, Any], assigned: frozenset[str]) -> str:
@@ -308,19 +293,3 @@ def _wrong_limit(limit: int) -> str:
     if used and max(used) > limit:
         return f"--limit {bytes_text(limit)}: {bytes_text(max(used))} are in use already."
     return ""
-
-
-def _no_card(park: str) -> str:
-    """Why tensors cannot wait on that card, as far as it can be known with nothing started; else empty."""
-    from ..machine import machine
-    from ..memory.split import cuda_to_reading
-
-    here = machine()
-    reading = here.devices().read(processes=False, slow=False)
-    cards = len(cuda_to_reading(reading, here.allocator()))
-    if not cards:  # no card, or none that can be told apart from here
-        return ""
-    if int(park.partition(":")[2]) >= cards:
-        seen = "one card, cuda:0" if cards == 1 else f"{cards} cards, cuda:0 to cuda:{cards - 1}"
-        return f"there is no such card, this kernel sees {seen}"
-    return "it is this kernel's only card, so the one that would be full" if cards == 1 else ""

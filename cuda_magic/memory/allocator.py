@@ -18,8 +18,6 @@ __all__ = [
     "Allocator",
     "Block",
     "Ops",
-    "Paged",
-    "Reserve",
     "Saved",
     "Segment",
     "Stats",
@@ -121,26 +119,6 @@ class Saved(NamedTuple):
     of iterations."""
 
 
-class Reserve(Protocol):
-    """Memory of one device set aside, that serves only when the heap is full. Bytes."""
-
-    nbytes: int
-    device: int
-
-    @property
-    def active(self) -> bool:
-        """Whether it is still set aside."""
-        ...
-
-    def served(self) -> int:
-        """Bytes of tensors that lie in it now."""
-        ...
-
-    def release(self, move: bool = True) -> int:
-        """Give it back; bytes that stay in it because tensors live there. With `move` they are moved out before."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Survey:
     """What a compaction starts from: read at one moment, with the device waited for and the cache given back.
@@ -157,24 +135,6 @@ class Survey:
     stream: int = 0
 
 
-@dataclass(frozen=True)
-class Paged:
-    """What was paged: bytes copied out and in, and how often."""
-
-    out_bytes: int
-    in_bytes: int
-    left: int
-    """Storages that left; those that had not changed since they came back left without a copy."""
-    named: int
-    """Storages that came back when an op named them, which waited for them."""
-    ahead: int
-    """Storages that came back before that."""
-    refused: str = ""
-    """Why nothing could leave any more."""
-    place: str = "the host"
-    """Where it went."""
-
-
 class Ops(Protocol):
     """What can be done around each op of the library. Nothing is parked unless ops are watched."""
 
@@ -185,29 +145,6 @@ class Ops(Protocol):
     def at_call(self, rescue: Any) -> AbstractContextManager[None]:
         """Ops that run out of memory inside are repeated, where that is the same, once `rescue` made room."""
         ...
-
-    def page_refused(self, device: int) -> str:
-        """Why nothing may be paged now, or an empty string."""
-        ...
-
-    def start_paging(self, device: int, *, place: str | None = None) -> int:
-        """Inside `at_call`: tensors leave from now on when an op finds no room; how many bytes may.
-
-        `place` as for `Allocator.park`. Raises Refused where there is no such place.
-        """
-        ...
-
-    def paging(self, device: int, *, place: str | None = None) -> AbstractContextManager[None]: ...
-
-    def leave(self, device: int, nbytes: int) -> int:
-        """Send tensors away until so many bytes are free; how many were."""
-        ...
-
-    def paged_now(self, device: int) -> bool:
-        """Whether tensors are being paged; those of one device at a time."""
-        ...
-
-    def paged(self) -> Paged | None: ...
 
     def parked(self, namespace: Mapping[str, Any]) -> tuple[int, list[str]]:
         """Bytes that are parked now, and names that reach them."""
@@ -351,23 +288,17 @@ class Allocator(Protocol):
         """
         ...
 
-    def park_room(self, device: int, place: str | None = None) -> int:
-        """Bytes that the host, or the card named `place`, can take from `device`.
-
-        Raises
-        ------
-        Refused
-            If there is no such place.
-        """
+    def park_room(self, device: int) -> int:
+        """Bytes that the host can take from `device`."""
         ...
 
-    def park(self, storages: Iterable[Storage], place: str | None = None) -> int:
+    def park(self, storages: Iterable[Storage]) -> int:
         """Empty these storages, their contents kept elsewhere; the bytes that are free now. Only inside `watched`.
 
         Raises
         ------
         Refused, RuntimeError
-            If the place has no room or a copy fails. What left before stays parked, the rest is untouched.
+            If the host has no room or a copy fails. What left before stays parked, the rest is untouched.
         """
         ...
 
@@ -380,7 +311,7 @@ class Allocator(Protocol):
         ...
 
     def absorbed(self) -> int:
-        """Out-of-memory errors that paging met so far and went on from; `ooms` has them too. No CUDA call."""
+        """Out-of-memory errors that parking met so far and went on from; `ooms` has them too. No CUDA call."""
         ...
 
     def settle(self, ended: bool = False) -> int:
@@ -392,8 +323,8 @@ class Allocator(Protocol):
         """Why a failed attempt cannot be helped by moving what autograd saved; empty where it may. Keeps nothing."""
         ...
 
-    def activations(self, device: int, request: int, place: str | None = None) -> Any:
-        """Hooks, to be entered, that let what autograd saves wait in `place`; None where there is no autograd.
+    def activations(self, device: int, request: int) -> Any:
+        """Hooks, to be entered, that let what autograd saves wait on the host; None where there is no autograd.
 
         ``off()`` ends them, twice if need be; ``moved`` counts bytes ``out`` and ``in``, and errors ``ooms``;
         ``budget.keep`` is what may stay. `request` is the one that failed, in bytes.
@@ -411,16 +342,6 @@ class Allocator(Protocol):
 
     def uncached(self) -> AbstractContextManager[None]:
         """The caching allocator bypassed inside (plain cudaMalloc)."""
-        ...
-
-    def reserve(self, nbytes: int) -> Reserve:
-        """Set memory of the current device aside.
-
-        Raises
-        ------
-        Refused
-            If the library cannot, or the device has not so much.
-        """
         ...
 
     def ops(self) -> Ops | None:

@@ -1,7 +1,7 @@
 """Room is made at the very call that ran out of memory: nothing but that one op runs twice.
 
-First the cheap rungs (holders, collect, caches), then paging, where it is allowed. The rungs that change what is
-allocated how (compact, expandable and the rest) work for whole statements.
+By the rungs that cost nothing (holders, collect, caches): where nothing can be met inside the allocation. Those that
+change what is allocated how (compact, expandable and the rest) work for whole statements.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Refused
 from .classify import classify, judge
 from .ladder import attempt as try_rung
 from .rungs import load
@@ -93,32 +92,18 @@ class AtCall:
             device = device_of(fault, self.allocator)
             if device is None or problem.tries >= MOST:
                 return False
-            how, freed = self._make(fault, device, problem.tries)
+            how, freed = self._make(fault, device)
             if how:
                 self.absorbed += fault.error == "OutOfMemoryError"
                 self._note(problem.op, fault.sizes.requested, freed, time.perf_counter() - started, how)
             return bool(how)
 
-    def _make(self, fault: Fault, device: int, tries: int) -> tuple[str, int]:
+    def _make(self, fault: Fault, device: int) -> tuple[str, int]:
         """(what made room, bytes); empty where nothing did."""
-        request = fault.sizes.requested or 64 << 20
-        amount = (request + fault.sizes.precision) << min(tries, 6)
-        freed = self.ops.leave(device, amount)
-        if freed:
-            return "page", freed
-        if not self._cheap:
-            self._cheap = True
-            did, freed = self._cheap_rungs(fault, device)
-            if did:
-                return did, freed
-        if self._may_page(device):
-            try:
-                self.ops.start_paging(device, place=self.options.park)
-            except Refused as refused:
-                self._tell(f"nothing was paged at the call: {refused}")
-                return "", 0
-            freed = self.ops.leave(device, amount)
-        return ("page", freed) if freed else ("", 0)
+        if self._cheap:
+            return "", 0
+        self._cheap = True
+        return self._cheap_rungs(fault, device)
 
     def _cheap_rungs(self, fault: Fault, device: int) -> tuple[str, int]:
         s = Situation(fault, self.options, self.allocator, device, self.namespace, self.shell)
@@ -136,20 +121,6 @@ class AtCall:
             if enough or (enough is None and name == "caches" and names):
                 return ", ".join(names) or name, max(0, freed)
         return "", 0
-
-    def _may_page(self, device: int) -> bool:
-        if self.options.no_move or self.options.excluded("page") or self.ops.paged_now(device):
-            return False
-        asked_for = self.options.shrink or self.options.otherwise or self.options.wait > 0
-        if asked_for and "page" not in self.options.only:
-            return False  # what the user named comes before page, and only the ladder can do it
-        refused = self.ops.page_refused(device)
-        if refused:
-            self._tell(f"nothing was paged at the call: {refused}")
-        return not refused
-
-    def _tell(self, note: str) -> None:
-        self.notes += [] if note in self.notes else [note]
 
     def _note(self, op: str, requested: int | None, freed: int, seconds: float, how: str) -> None:
         old = self._found.get(op) or CallRescue(op, 0, None, 0, 0.0, ())

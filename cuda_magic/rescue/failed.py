@@ -25,7 +25,7 @@ __all__ = ["noticed", "recover"]
 
 _HOW = {"shrink": "shrink: {}", "else": "else: {}", "wait": "{}"}
 
-OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "page", "cudamalloc")
+OWN_STEPS = ("expandable", "wait", "shrink", "else", "activations", "cudamalloc")
 """Rungs whose repeats are not counted by --retries: each is tried once, or ends by itself."""
 
 
@@ -133,7 +133,6 @@ def recover(run: GuardRun, step: Step, namespace: dict[str, Any], lost: tuple[st
         memory=trial.memory,
         node=step.node,
         roots=run.roots,
-        reserve=run.set_aside.held if run.set_aside is not None else None,
         enter=run.modes.enter_context,
         after=run.after.append,
         say=run.say,

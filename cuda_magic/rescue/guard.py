@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .classify import Fault
     from .ladder import RungResult
     from .options import GuardOptions
-    from .setaside import SetAside
     from .situation import Situation
 
 __all__ = ["GuardRun", "Trial", "count_ooms", "to_stderr"]
@@ -125,7 +124,6 @@ class GuardRun:
         """The allocator's own count of out-of-memory errors when the cell began."""
         self.seen = 0
         """Errors of that count that reached the guard."""
-        self.set_aside: SetAside | None = None
         self.session: Session | None = None
         """Makes room inside the allocation, from the first statement on."""
         self._waits = ""
@@ -135,10 +133,6 @@ class GuardRun:
         self._inside: Inside | None = None
         """In force around an attempt that calls a magic."""
         self._closed = False
-        if options.reserve:
-            from .setaside import SetAside
-
-            self.set_aside = SetAside(options.reserve, self.notes)
 
     @property
     def over(self) -> bool:
@@ -160,8 +154,6 @@ class GuardRun:
                 self.done.append(self.step.node)  # what they read is asked only in a rescue
             self.step, self.trial = step, Trial()
             self.trial.ranks = ranks.position()
-            if self.set_aside is not None:
-                self.set_aside.before(allocator or machine().allocator())
             if self.options.consent:
                 self.trial.figures = figures.numbers()
                 self.trial.random = randomness.take(allocator or machine().allocator())
@@ -372,8 +364,6 @@ class GuardRun:
         allocator = machine().allocator() if self.rungs or self.calls is not None else None
         if allocator is not None:
             allocator.release_host(excess=True)
-        if self.set_aside is not None:
-            self.set_aside.after(not self.options.no_move)
         self._closed = True
 
     def _report(self, status: str, error: BaseException | None = None) -> Report:

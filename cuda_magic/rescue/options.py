@@ -7,13 +7,12 @@ from typing import Any
 
 from ..errors import UserError
 
-__all__ = ["GONE", "NAMES", "RUNGS", "GuardOptions", "other_card", "shrunk", "whole_number"]
+__all__ = ["GONE", "NAMES", "RUNGS", "GuardOptions", "shrunk", "whole_number"]
 
 RUNGS = (
     "holders",
     "collect",
     "caches",
-    "reserve",
     "compact",
     "expandable",
     "wait",
@@ -21,7 +20,6 @@ RUNGS = (
     "else",
     "spill",
     "activations",
-    "page",
     "cudamalloc",
 )
 """Ids of the rungs, in the order in which they are tried."""
@@ -35,6 +33,8 @@ GONE = {
     ),
     "--repeat-anyway": "--repeat says that the statement may run again",
     "--retry-at-call": "room is now made where an operation asks for memory, in every guarded cell",
+    "--reserve": "room is now made at the request that finds none, without memory that waits for it",
+    "--park": "what has to wait waits on the host, at the speed of the link",
     "--move-anyway": "what makes room keeps every address, and where one is remembered elsewhere nothing moves",
 }
 """Options of the release before, and what has taken their place."""
@@ -61,10 +61,6 @@ class GuardOptions:
     without: tuple[str, ...] = ()
     report: str | None = None
     quiet: bool = False
-    park: str | None = None
-    """Another card, as in cuda:1, where spill, activations and page let tensors wait; None: the host"""
-    reserve: int = 0
-    """Bytes of --reserve"""
     limit: int | None = None
     """Bytes that this process may have of the current device while the cell runs"""
 
@@ -83,19 +79,6 @@ class GuardOptions:
         if self.only and rung not in self.only:
             return "not in --only"
         return "excluded by --without" if rung in self.without else ""
-
-
-def other_card(text: str, asked: str) -> str:
-    """The name of a card to park on, as in ``cuda:1``.
-
-    Raises
-    ------
-    UserError
-        If it is no such name; `asked` begins the sentence.
-    """
-    if not text.startswith("cuda:") or not text[5:].isdecimal():
-        raise UserError(f"{asked} takes another card such as cuda:1, not {text!r}.")
-    return f"cuda:{int(text[5:])}"
 
 
 def shrunk(text: str, asked: str) -> tuple[str, int]:

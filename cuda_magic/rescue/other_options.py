@@ -57,8 +57,8 @@ def left_out(c: Case) -> list[NextStep]:
         return []
     if not o.retries and not (o.shrink or o.otherwise or o.wait):
         return [NextStep("--retries 0 allows no repeat", "%%cuda_guard")]
-    moving = ("compact", "spill", "page") if o.no_move else ()
-    named = ("reserve", "wait", "shrink", "else")
+    moving = ("compact", "spill") if o.no_move else ()
+    named = ("wait", "shrink", "else")
     out = [r for r in RUNGS if r not in named and (o.excluded(r) or r in moving)]
     return [NextStep(f"rungs were left out by the options ({', '.join(out)})", "%%cuda_guard")] if out else []
 

@@ -11,7 +11,6 @@ from .guard import count_ooms
 from .report import Report, RoomMade
 
 if TYPE_CHECKING:
-    from ..memory.allocator import Paged
     from .guard import GuardRun
 
 __all__ = ["read_devices", "report"]
@@ -25,7 +24,6 @@ _CUDNN = (
 
 def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     """The report of a cell that ended with `status`, and with `error` where it failed for lack of memory."""
-    paged = _paged(run)
     handled = 0
     if run.ooms is not None:
         absorbed = run.calls.absorbed if run.calls is not None else 0
@@ -48,7 +46,6 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
         "notes": (*notes, *(run.calls.said() if run.calls is not None else ()), *own),
         "handled": handled,
         "calls": run.calls.rescues if run.calls is not None else (),
-        "paged": paged,
         "label": machine().label,
     }
     if status in ("ok", "error", "rescued") or fault is None or step is None:
@@ -117,16 +114,6 @@ def _room(run: GuardRun) -> tuple[RoomMade, ...]:
         RoomMade(done.id, done.times, done.nbytes, done.seconds, "; ".join(done.notes) or _WHAT[done.id])
         for done in run.made()
     )
-
-
-def _paged(run: GuardRun) -> Paged | None:
-    """What was paged during this cell; None where nothing was."""
-    tried = any(r.id == "page" and r.state == "on" for r in run.rungs)
-    if not tried and not (run.calls is not None and any("page" in c.how for c in run.calls.rescues)):
-        return None
-    allocator = machine().allocator()
-    ops = allocator.ops() if allocator is not None else None
-    return ops.paged() if ops is not None else None
 
 
 def read_devices() -> Any:

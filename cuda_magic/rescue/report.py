@@ -11,7 +11,6 @@ from ..render.units import bytes_text
 from ..result import Result
 
 if TYPE_CHECKING:
-    from ..memory.allocator import Paged
     from .advice import NextStep
     from .atcall import CallRescue
     from .ladder import RungResult
@@ -84,8 +83,6 @@ class Report(Result):
     label: str = ""
     calls: tuple[CallRescue, ...] = ()
     """What was rescued at the call: one row for each kind of op."""
-    paged: Paged | None = None
-    """What was paged, from the start of paging on."""
     loops: bool = field(default=False)
     """Whether the repeated statement is a loop, which started again from its top."""
 
@@ -179,11 +176,6 @@ class Report(Result):
             ]
             headers = ("operation", "times", "asked", "made free", "by")
             found.append(Table(headers, rows, frozenset({1, 2, 3}), "Went on at the call; nothing else was repeated"))
-        if self.paged is not None:
-            p = self.paged
-            text = f"Paged: {bytes_text(p.out_bytes)} to {p.place}, {bytes_text(p.in_bytes)} back"
-            text += f"; {p.ahead} of {p.ahead + p.named} times ahead of its use." if p.ahead + p.named else "."
-            found.append(Text(text + (f" It ended, since {p.refused}." if p.refused else "")))
         return found
 
     def _holders(self) -> list[Block]:

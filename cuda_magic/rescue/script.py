@@ -152,8 +152,6 @@ def guard(
     only: tuple[str, ...] | str = (),
     without: tuple[str, ...] | str = (),
     limit: int | str | None = None,
-    reserve: int | str = 0,
-    park: str | None = None,
     quiet: bool = False,
 ) -> Guard: ...
 def guard(function: Any = None, **options: Any) -> Any:
@@ -170,10 +168,6 @@ def guard(function: Any = None, **options: Any) -> Any:
         You know that the function can run again from its start. Random states go back, nothing else does.
     limit : int or str
         Bytes of the current device, or ``"10GiB"``, that may be used meanwhile.
-    reserve : int or str
-        Bytes, or ``"1GiB"``: set aside to serve only when the memory is full.
-    park : str
-        ``"cuda:1"``: another card where tensors wait, in place of the host.
     shrink : str
         ``"batch_size"`` or ``"batch_size=8"``: a global variable of the function's module.
 
@@ -191,7 +185,7 @@ def guard(function: Any = None, **options: Any) -> Any:
     ...     train()
     """
     from ..render.units import parse_bytes
-    from .options import GONE, other_card, shrunk
+    from .options import GONE, shrunk
 
     known = {f for f in GuardOptions.__dataclass_fields__ if f not in _OF_CELLS}
     for name in options:
@@ -208,14 +202,11 @@ def guard(function: Any = None, **options: Any) -> Any:
             raise UserError(f"guard: no rung {name!r}.{nearest(name, NAMES)}")
     if isinstance(options.get("shrink"), str):
         options["shrink"] = shrunk(options["shrink"], "guard: shrink")
-    for name in ("reserve", "limit"):
-        if isinstance(options.get(name), str):
-            try:
-                options[name] = parse_bytes(options[name])
-            except ValueError as error:
-                raise UserError(f"guard: {name}: {error}.") from None
-    if options.get("park") is not None:
-        options["park"] = other_card(str(options["park"]), "guard: park")
+    if isinstance(options.get("limit"), str):
+        try:
+            options["limit"] = parse_bytes(options["limit"])
+        except ValueError as error:
+            raise UserError(f"guard: limit: {error}.") from None
     chosen = GuardOptions(**options)
     if chosen.retries < 0 or not chosen.wait >= 0:  # so that nan is refused too
         raise UserError("guard: retries and wait are 0 or more.")

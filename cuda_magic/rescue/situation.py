@@ -16,7 +16,7 @@ from .options import GuardOptions
 
 if TYPE_CHECKING:
     from ..devices.model import Device, Reading
-    from ..memory.allocator import Allocator, Reserve
+    from ..memory.allocator import Allocator
 
 __all__ = ["Room", "Situation", "device_of", "own_device", "room_of"]
 
@@ -128,8 +128,6 @@ class Situation:
     """The statement; None for a function of a script."""
     roots: tuple[Any, ...] = ()
     """A script's function and its arguments."""
-    reserve: Reserve | None = None
-    """What --reserve has set aside."""
     enter: Callable[[AbstractContextManager[Any]], Any] | None = None
     """Puts a setting in force for the repeat."""
     after: Callable[[Callable[[], tuple[str, int]]], None] | None = None

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Refused
-from ..memory.allocator import Reserve, Saved, Segment, Stats, Storage, Survey
+from ..memory.allocator import Saved, Segment, Stats, Storage, Survey
 from ..memory.compaction.rules import Rules
 from ..memory.torch import allocator as _torchs
 from .caching import Block, Caching
@@ -289,10 +288,10 @@ class PracticeAllocator:
     def unused(self, device: int, idle: Callable[[Any], bool]) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
         return self.parking.unused(device, idle), {}
 
-    def park_room(self, device: int, place: str | None = None) -> int:
-        return self.parking.room(place)
+    def park_room(self, device: int) -> int:
+        return self.parking.room()
 
-    def park(self, storages: Iterable[Storage], place: str | None = None) -> int:
+    def park(self, storages: Iterable[Storage]) -> int:
         return self.parking.park(storages)
 
     def watched(self) -> AbstractContextManager[Any]:
@@ -336,9 +335,6 @@ class PracticeAllocator:
             yield
         finally:
             self._bypassed = before
-
-    def reserve(self, nbytes: int) -> Reserve:
-        raise Refused("the practice GPU has no memory that serves only when the heap is full")
 
     def ops(self) -> None:
         return None  # it has tensors and no ops

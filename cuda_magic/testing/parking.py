@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Refused
 from ..memory.allocator import Storage
 from .tensor import PracticeStorage
 
@@ -34,10 +33,8 @@ class Parking:
         found = [(s, tensors[s.key]) for s in self.allocator.storages(device) if s.key in tensors and not s.reason]
         return sorted(found, key=lambda pair: -pair[0].nbytes)
 
-    def room(self, place: str | None) -> int:
+    def room(self) -> int:
         """Bytes that the host can take."""
-        if place is not None:
-            raise Refused("--park: practice cards park on the host only")
         return HOST - self.nbytes
 
     @property

@@ -20,9 +20,9 @@ from ..devices.model import Device, Memory, Process, Reading
 from ..errors import Refused
 from ..machine import RealMachine, use
 from ..memory.allocator import Segment, Stats
+from ..memory.compaction.rules import Rules
 from ..memory.torch import scan
 from ..memory.torch.caching import TorchAllocator
-from ..memory.torch.parking import neighbour
 from ..memory.torch.parking.activations import Activations
 from ..memory.torch.parking.arena import Arena, Buffer
 from ..memory.torch.parking.budget import Budget
@@ -31,7 +31,6 @@ from ..memory.torch.parking.lane import PlainLane
 from ..memory.torch.parking.operands import storages
 from ..memory.torch.parking.parked import Store
 from ..memory.torch.parking.session import Session
-from ..memory.torch.reserve import Reserve
 from ..memory.torch.room import SHARE
 from ..render.units import bytes_text
 from .real import real_gpus
@@ -105,16 +104,6 @@ class Count:
             f"{self.cap / 2**20:.2f} MiB of which {max(0, self.cap - used) / 2**20:.2f} MiB is free."
         )
 
-    # what a pager asks of a card
-    def limit(self) -> int:
-        return self.cap
-
-    def movable(self, storage: Any) -> bool:
-        return bool(storage.resizable())
-
-    def stream(self, known: Any = None) -> int:
-        return 0
-
 
 class Counting(TorchDispatchMode):  # type: ignore[misc]  # torch ships no types here
     """Sees each op: new storages count, and one whose storages do not fit fails as if it had not run."""
@@ -183,6 +172,13 @@ class _Copies:
         return max(0, self.count.cap - self.count.used())
 
 
+class _Exact(Rules):
+    """There is no cache: a request takes what it asks for."""
+
+    def from_driver(self, nbytes: int) -> int:
+        return nbytes
+
+
 class _CpuAllocator(TorchAllocator):
     """torch's allocator where the card is a count of CPU storages."""
 
@@ -223,6 +219,9 @@ class _CpuAllocator(TorchAllocator):
     def segments(self, device: int) -> tuple[Segment, ...]:
         return ()
 
+    def rules(self) -> Rules:
+        return _Exact()
+
     def uncached(self) -> AbstractContextManager[None]:
         raise Refused("the practice card has no caching allocator to pass by")
 
@@ -251,22 +250,10 @@ class _CpuAllocator(TorchAllocator):
         return "" if doing == "save" else "the practice card has no heap in which tensors could be moved"
 
     def ops(self) -> Control:
-        def candidates(device: int) -> Iterable[Any]:
-            return list(self.count.live())
+        return Control(self.torch, used=self.session, kind="cpu", errors=lambda: self.count.errors)
 
-        return Control(
-            self.torch,
-            lambda device: self.count.cap,
-            candidates=candidates,
-            used=self.session,
-            figures=lambda device: self.count,
-            kind="cpu",
-            errors=lambda: self.count.errors,
-        )
-
-    def activations(self, device: int, request: int, place: str | None = None) -> Activations:
-        cap, where = self.count.cap, self.arena if place is None else neighbour.place(self.torch, place, device)
-        return Activations(self.torch, _Copies(self.count), where, Budget(request, cap))
+    def activations(self, device: int, request: int) -> Activations:
+        return Activations(self.torch, _Copies(self.count), self.arena, Budget(request, self.count.cap))
 
     def absorbed(self) -> int:
         return self.session.store.errors
@@ -276,9 +263,6 @@ class _CpuAllocator(TorchAllocator):
 
     def release_host(self, *, excess: bool = False) -> int:
         return self.arena.release() if not excess or self.arena.excessive() else 0
-
-    def reserve(self, nbytes: int) -> Reserve:
-        raise Refused("the practice card for torch has no pool to set aside")
 
     def random_state(self) -> Any:
         return self.torch.get_rng_state()

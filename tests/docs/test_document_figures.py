@@ -56,22 +56,6 @@ def met(d):
     return [sum(map(bool, plain)), len(plain), min(plain), max(plain), sum(map(bool, bench)), len(bench)]
 
 
-def paged_training(d):
-    """Sizes, seconds and traffic of a paged step of AdamW."""
-    t = d["page_training"]
-    return [
-        *(t[k] for k in ("params+grads+state GiB", "cap GiB")),
-        *(f(t["paged s"]) for f in (min, max)),
-        *(t[k] for k in ("plain s", "first s", "in GiB a step", "out GiB a step", "in GB/s", "out GB/s")),
-        t["link GB/s"]["both"],
-    ]
-
-
-ORDER = {
-    r"this rung alone \(`--only activations`\)": "activations",
-    "paged at the call": "page at the call",
-    "the whole ladder": "as it comes",
-}
 N = r"(\d[\d.]*(?: to \d[\d.]*)?)"
 LADDER, RESCUES = "docs/ladder.md", "docs/rescues.md"
 CURVE = {"the newest 0.25 GiB, as at first": "as it starts"} | {
@@ -94,33 +78,14 @@ CLAIMS = [
     (LADDER, rf"the first step took {N} s, .*, the second {N} s and each later\none {N} s, with up to {N} GiB",
         "activations",
         lambda d: [d["activations_loop"]["s"][n] for n in (0, 1, -1)] + [d["activations_loop"]["kept_GiB"]]),
-    (LADDER, rf"took {N} us plain and {N} us watched \({N} us while paging\)", "page",
-        lambda d: [d["op_cost_us"][k] for k in ("plain", "retry at the call", "paging")]),
+    (LADDER, rf"took {N} us plain and {N} us watched in one run", "retry_ops",
+        lambda d: [d["one operation on an H200, us"][k] for k in ("plain", "retry at the call")]),
     (LADDER, rf"list of {N} operations (?:.*\n)*?.*: {N} kinds of operations ran, .* in {N} samples", "retry_ops",
         lambda d: [d["cpu"][k] for k in ("seen", "operations that failed once", "samples")]),
-    (LADDER, rf"a forward pass, .* \| {N} GiB \| {N} GiB \| {N} a pass \(plain {N}\) \| {N} GiB came back a pass, "
-        rf"at {N} ", "page", lambda d: [d["page_inference"][k]
-            for k in ("model GiB", "cap GiB", "paged s", "plain s", "GiB in a pass", "GB/s")]),
-    (LADDER, rf"\| {N} GiB of parameters, .* \| {N} GiB \| {N} to {N} a step \(plain {N}\); the first {N}, .*"
-        rf" \| {N} GiB came back and {N} GiB left a step, {N} and {N} GB/s at once; the link allows {N} ", "page",
-        paged_training),
-    (LADDER, rf"of {N} ms copies run for {N}, {N} in and\n{N} out", "paging",
-        lambda d: [d["paging_train"]["the card, ms"]["step"][k] for k in ("whole", "link", "in", "out")]),
-    *((LADDER, rf"\| {row} \| {N}, {N}, {N}, {N} \| {N}, {N}, {N}, {N} \|", "paging",
-        lambda d, name=name: [s for cap in ("4.0", "2.5") for s in d["paging_order"][f"{name}, {cap} GiB, 1"]["steps"]])
-        for row, name in ORDER.items()),
     (LADDER, rf"\| host, first time .* \| {N} GB/s \| {N} GB/s", "spill",
         lambda d: [d["spill_rates"]["first"][k] for k in ("out_GBps", "back_GBps")]),
     (LADDER, rf"\| host, again \| {N} GB/s \| {N} GB/s", "spill",
         lambda d: [d["spill_rates"]["again"][k] for k in ("out_GBps", "back_GBps")]),
-    (LADDER, rf"\| another card of the same machine \| {N} GB/s \| {N} GB/s", "two_cards",
-        lambda d: [d["park_rates"]["cuda:1"][k] for k in ("out_GBps", "back_GBps")]),
-    (LADDER, rf"{N} s plain, with a peak of\n{N} GiB; {N} s with .* on the host and {N} s on the other card, with {N}",
-        "two_cards", lambda d: [*d["park_activations"]["plain"][0],
-            *(sorted(row[0] for row in d["park_activations"][place])[1] for place in ("host", "cuda:1")),
-            d["park_activations"]["host"][0][1]]),
-    (LADDER, rf"paged, took {N} s over the host and {N} s over the other card", "two_cards",
-        lambda d: [d["park_page"][place][-1][0] for place in ("the host", "cuda:1")]),
     (LADDER, rf"{N} random heaps of ten kinds", "compaction", lambda d: [d["heaps"]]),
     (LADDER, rf"{N} were compacted \({N} of them over the host\), {N} fitted anyway, {N} had no plan", "compaction",
         lambda d: heaps(d["results of all heaps"])),
@@ -134,7 +99,7 @@ CLAIMS = [
         lambda d: on_the_card(d, "one_segment")),
     (LADDER, rf"small ones\n?\s*{N} and {N} s \({N} and {N} s\)", "compaction", lambda d: on_the_card(d, "small")),
     (RESCUES, rf"{N} moments in guarded cells .* {N} of which interrupted", "interrupts", moments),
-    (RESCUES, rf"compact, activations and page {N} each, spill and the retry at the call {N} each",
+    (RESCUES, rf"compact and activations {N} each, spill and the retry at the call {N} each",
         "interrupts", lambda d: [moments(d, "compact")[0], moments(d, "spill")[0]]),
     (LADDER, rf"{N} of {N} convolutions with half .* met {N} to {N} of them .* {N} of {N} did", "convolution", met),
     (LADDER, rf"A convolution takes {N} us more", "convolution",

@@ -75,7 +75,7 @@ class Kernel:
         report = json.loads(text)
         report["raised"] = next((t for k, t in output if k == "error"), None)
         report["output"] = output
-        print({k: report.get(k) for k in ("status", "attempts", "calls", "paged", "notes", "raised")})
+        print({k: report.get(k) for k in ("status", "attempts", "calls", "notes", "raised")})
         print([(r["id"], r["state"], r["reason"], r["freed_bytes"]) for r in report["rungs"]])
         return report
 

@@ -154,7 +154,7 @@ SETUP = (
     "def clear():\n    for p in n.parameters(): p.grad = None\n"
     "ref = step(); want = grads(); clear(); gc.collect(); torch.cuda.empty_cache(); cap(4)"
 )
-ALONE = "--without page,retry"
+ALONE = "--without retry"
 SAME = "all(torch.equal(a, b) for a, b in zip(grads(), want)) and torch.equal(loss.detach(), ref)"
 
 

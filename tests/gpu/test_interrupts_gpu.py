@@ -17,7 +17,7 @@ import pytest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
-RUNGS = ("compact", "spill", "activations", "page", "retry")
+RUNGS = ("compact", "spill", "activations", "retry")
 SLICES = 2
 MOMENTS, SEED = int(os.environ.get("MOMENTS", "125")), int(os.environ.get("SEED", "1"))
 
@@ -87,7 +87,7 @@ def test_the_users_own_error_shows_after_a_rescue(runs, what):
     assert _found(runs[what])[0]["failures"] == []
 
 
-STEPS = ("compact", "spill", "activations", "page")
+STEPS = ("compact", "spill", "activations")
 
 
 @pytest.mark.parametrize("what", [(rung, "faults") for rung in STEPS], ids=STEPS)

@@ -116,7 +116,7 @@ def test_s5_shrink_a_batch(kernel):
     """65536 does not fit under 1 GiB: lowered, left at the good value, said; without the option no change."""
     kernel.run("cap(1); n = net(); bs = 65536")
     code = "n(torch.randn(bs, 1024, device='cuda')).sum().backward()"
-    report = kernel.guard(code, "--without retry,page,activations")
+    report = kernel.guard(code, "--without retry,activations")
     assert report["raised"]
     assert kernel.value("bs") == "65536"
     assert "%%cuda_guard --shrink bs" in lines(report)

@@ -1,4 +1,4 @@
-"""Spill, --reserve, and settings put back, on a real card: real guarded cells in kernels of their own."""
+"""Spill, and settings put back, on a real card: real guarded cells in kernels of their own."""
 
 from __future__ import annotations
 
@@ -154,15 +154,6 @@ def parked(kernel: Kernel) -> list:
     return json.loads(kernel.value("json.dumps(state())"))
 
 
-def test_a_reserve_that_was_not_needed_returns_to_the_driver(kernel):
-    """The driver's free memory is what it was."""
-    kernel.run("x = E(.1); y = x.sum(); torch.cuda.synchronize()")  # kernels are loaded on first use
-    kernel.run("free = torch.cuda.mem_get_info()[0]")
-    report = kernel.guard("y = x.sum()", "--reserve 2GiB")
-    assert (report["status"], report["notes"]) == ("ok", [])
-    assert abs(int(kernel.value("torch.cuda.mem_get_info()[0] - free"))) <= 64 * MIB
-
-
 def test_idle_tensors_wait_and_come_back(kernel):
     """5 GiB in 80 tensors idle under 12 GiB, 9 GiB asked: rescued twice, every byte intact, nothing left parked."""
     from record import record
@@ -236,39 +227,6 @@ def test_a_failure_half_way_leaves_everything_as_it_was(kernel, what):
     assert parked(kernel) == [0, False]
     assert kernel.value("all(bool((t == i).all()) for i, t in enumerate(idle))") == "True"
     assert kernel.guard("y = E(6).numel()", "--only holders,collect,caches,spill")["status"] == "rescued"
-
-
-def test_a_reserve_serves_when_the_heap_is_full(kernel):
-    """In a loop and inside backward: no error, no repeat; what it served is said, and it goes back to the driver."""
-    from record import record
-
-    kernel.run("torch.cuda.empty_cache(); base = torch.cuda.memory_reserved(); cap(6 + base / G)")
-    report = kernel.guard("k = [E(.8) for _ in range(6)]", "--reserve 2GiB")
-    assert report["status"] == "ok", report
-    assert report["attempts"] == 1
-    assert report["notes"][0].startswith("the reserve of 2.00 GiB served"), report
-    print(report["notes"])
-    record("reserve_note", {"note": report["notes"][0]})
-    pools = kernel.value("sorted({s['segment_pool_id'] for s in torch.cuda.memory_snapshot()})")
-    print("pools afterwards:", pools)
-    kernel.run("del k; gc.collect(); torch.cuda.empty_cache()")
-    assert kernel.value("torch.cuda.memory_reserved() - base") == "0"
-
-
-def test_a_reserve_that_is_not_enough_is_given_to_the_heap(kernel):
-    """1 GiB set aside of 4, 3.5 asked at once: the rung gives it back and the statement runs."""
-    kernel.run("torch.cuda.empty_cache(); base = torch.cuda.memory_reserved(); cap(4 + base / G)")
-    report = kernel.guard("y = E(3.5)", "--reserve 1GiB")
-    assert report["status"] == "rescued", (report["rungs"], report["notes"])
-    assert rung(report, "reserve")["state"] == "ran"
-
-
-def test_a_reserve_that_cannot_be_had(kernel):
-    """A note; the cell runs."""
-    kernel.run("cap(2); torch.cuda.empty_cache(); E(.1)")
-    report = kernel.guard("y = E(.5)", "--reserve 4GiB")
-    assert report["status"] == "ok", report
-    assert "nothing was set aside" in report["notes"][0]
 
 
 def test_plain_cuda_malloc_for_a_cell_and_its_memory_returns_to_the_driver(kernel):
@@ -391,16 +349,6 @@ def test_200_interrupts_lose_no_byte(children):
     record("spill_interrupts", {"sent": 200, "raised": came, "s_each": long})
     assert came == 200
     assert not on
-
-
-def test_the_limits_of_a_reserve(children):
-    """Inside backward it serves; requests of 0.5 MiB and those on another stream it does not."""
-    seen = children("limits")
-    print(seen)
-    assert seen["same"] and not seen["stream"]
-    assert seen["small"] < 600
-    assert seen["served"] == GIB // 2
-    assert not seen["active"]
 
 
 def test_expandable_segments_keep_the_other_settings(children):

@@ -22,8 +22,13 @@ MISTAKES = {
     '%gpu_mem --once "': "gpu_mem: '--once \"': no closing quotation.",
     "%%gpu_mem --alert 50\n1": ("%%gpu_mem takes a cell and no --alert; write %gpu_mem --alert on a line of its own."),
     "%%cuda_guard --retries x\n1": "cuda_guard: --retries takes a whole number, not 'x'.",
-    "%%cuda_guard --park gpu1\n1": "cuda_guard: --park takes another card such as cuda:1, not 'gpu1'.",
-    "%%cuda_guard --reserve much\n1": "cuda_guard: --reserve takes a size such as 2GiB or 512MiB, not 'much'.",
+    "%%cuda_guard --park cuda:1\n1": (
+        "cuda_guard: --park is gone: what has to wait waits on the host, at the speed of the link."
+    ),
+    "%%cuda_guard --reserve 1GiB\n1": (
+        "cuda_guard: --reserve is gone: room is now made at the request that finds none, without memory that "
+        "waits for it."
+    ),
     "%%cuda_guard --wait nan\n1": "cuda_guard: --wait is 0 seconds or more, not nan.",
     "%%cuda_guard --wait -5\n1": "cuda_guard: --wait is 0 seconds or more, not -5.",
     "%%cuda_guard --wait 1m\n1": "cuda_guard: --wait takes a number of seconds, not '1m'.",
@@ -39,11 +44,10 @@ MISTAKES = {
         "cuda_guard: --repeat-anyway is gone: --repeat says that the statement may run again."
     ),
     "%%cuda_guard --repaet\n1": "cuda_guard: unknown option --repaet. Did you mean '--repeat'?",
-    "%%cuda_guard --reserve 1 GiB\n1": (
-        "cuda_guard: takes no argument 'GiB'; --reserve takes one word, as in --reserve SIZE."
+    "%%cuda_guard --limit 1 GiB\n1": (
+        "cuda_guard: takes no argument 'GiB'; --limit takes one word, as in --limit SIZE."
     ),
-    "%%cuda_guard --reserve -1GiB\n1": ("cuda_guard: --reserve takes a size such as 2GiB or 512MiB, not '-1GiB'."),
-    "%%cuda_guard --reserve 4\n1": ("cuda_guard: --reserve 4: that is next to nothing; a size has a unit, as in 1GiB."),
+    "%%cuda_guard --limit -1GiB\n1": ("cuda_guard: --limit takes a size such as 2GiB or 512MiB, not '-1GiB'."),
     "%%cuda_guard --shrink Bs\n1": "cuda_guard: --shrink names 'Bs', which does not exist. Did you mean 'bs'?",
     "%%cuda_guard --shrink name\n1": ("cuda_guard: --shrink name: name is no whole number (int) but of the class str."),
     "%%cuda_guard --shrink flag\n1": (
@@ -68,12 +72,9 @@ MISTAKES = {
     "%%cuda_guard --else name = 'cpu'\n1": (
         "cuda_guard: --else takes NAME=EXPR with no space around =, as in device='cpu', not 'name'."
     ),
-    "%%cuda_guard --park cuda:9\n1": (
-        "cuda_guard: --park cuda:9: there is no such card, this kernel sees 2 cards, cuda:0 to cuda:1."
-    ),
     "%%cuda_guard --only shrink\n1": "cuda_guard: --only shrink needs --shrink NAME.",
     "%%cuda_guard --only retry\n1": "cuda_guard: --only leaves no rung that makes room.",
-    "%%cuda_guard --only page,spill --no-move\n1": "cuda_guard: --only spill,page and --no-move leave no rung.",
+    "%%cuda_guard --only compact,spill --no-move\n1": "cuda_guard: --only compact,spill and --no-move leave no rung.",
     "%%cuda_guard --report print\n1": (
         "cuda_guard: --report print: print is a name of Python's or IPython's own; choose another."
     ),
@@ -82,9 +83,6 @@ MISTAKES = {
     ),
     "%%cuda_guard --help\n1": "cuda_guard: unknown option --help. %cuda_guard? shows all of them.",
     "%cuda_guard --all --shrink nobody": "cuda_guard: --shrink names 'nobody', which does not exist.",
-    "%cuda_guard --all --park cuda:2": (
-        "cuda_guard: --park cuda:2: there is no such card, this kernel sees 2 cards, cuda:0 to cuda:1."
-    ),
     "%cuda_guard --off --retries 4": "cuda_guard: --off ends --all, and goes with no other option.",
     "%%cuda_guard --report class\n1": "cuda_guard: --report takes the name of a variable, not 'class'.",
     "%%cuda_guard --only ,\n1": "cuda_guard: --only names at least a rung, as in holders,collect, not ','.",
@@ -94,16 +92,9 @@ MISTAKES = {
         "in every guarded cell."
     ),
     "%%cuda_guard --wait 5 --only holders\n1": "cuda_guard: --wait needs wait in --only, as in --only holders,wait.",
-    "%%cuda_guard --park cuda:1 --only holders\n1": (
-        "cuda_guard: --park needs spill, activations or page in --only, as in --only holders,spill."
-    ),
-    "%%cuda_guard --park cuda:1 --without spill,page,activations\n1": (
-        "cuda_guard: --park and --without spill,activations,page contradict each other."
-    ),
     "%%cuda_guard --only holders --without holders\n1": (
         "cuda_guard: --only and --without leave no rung that makes room."
     ),
-    "%%cuda_guard --park cuda:1 --no-move\n1": "cuda_guard: --park and --no-move contradict each other.",
     "%%cuda_guard --report out\nout = 1": (
         "cuda_guard: --report out: the cell itself assigns out, and the report would replace it."
     ),
@@ -139,13 +130,11 @@ def test_a_mistake_is_one_sentence_and_nothing_runs(loaded, names, capsys, typed
         "--else bs=max(n for n in (1, accum))",
         "--else bs=(lambda n: n)(1)",
         "--else bs=made",
-        "--park cuda:1",
-        "--park cuda:0",
         "--wait '60'",
         "--repeat",
         "--shrink bs=64",
         "--report r",
-        "--reserve '512 MiB'",
+        "--limit '512 MiB'",
         "--only holders,retry",
         "--retries 0 --wait 0",
     ],
@@ -156,39 +145,6 @@ def test_what_may_be_right_is_not_refused(loaded, names, line):
         result = loaded.run_cell(f"%%cuda_guard {line}\nmade = 1\nmade + 1")
         assert result.error_in_exec is None
         assert result.result == 2
-
-
-def test_the_only_card_is_no_place_to_wait(loaded):
-    """--park cuda:0 where there is one card: it is the one that would be full."""
-    import cuda_magic.testing
-
-    cuda_magic.testing.gpu(["24 GiB"], force=True)
-    try:
-        said = [str(loaded.run_cell(f"%%cuda_guard --park cuda:{i}\n1").error_in_exec) for i in (0, 1)]
-    finally:
-        cuda_magic.machine.use(None)
-    assert said == [
-        "cuda_guard: --park cuda:0: it is this kernel's only card, so the one that would be full.",
-        "cuda_guard: --park cuda:1: there is no such card, this kernel sees one card, cuda:0.",
-    ]
-
-
-@pytest.mark.parametrize(("mask", "cards"), [(None, "2 cards, cuda:0 to cuda:1"), ("1", "one card, cuda:0")])
-def test_the_cards_are_counted_with_torch_not_imported_and_cuda_not_started(
-    loaded, fake_nvml, monkeypatch, mask, cards
-):
-    """What NVML and CUDA_VISIBLE_DEVICES tell is enough; torch stays as it is."""
-    import sys
-
-    fake_nvml.device(0)
-    fake_nvml.device(1)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if mask is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
-    before = "torch" in sys.modules
-    said = str(loaded.run_cell("%%cuda_guard --park cuda:7\n1").error_in_exec)
-    assert said == f"cuda_guard: --park cuda:7: there is no such card, this kernel sees {cards}."
-    assert ("torch" in sys.modules) is before
 
 
 def test_options_of_all_that_a_cell_cannot_take_are_left_out_there(loaded, names, capsys):

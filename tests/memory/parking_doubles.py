@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from typing import Any
 
 import torch
@@ -11,9 +10,7 @@ import torch
 from cuda_magic.memory.torch.parking.arena import Arena
 from cuda_magic.memory.torch.parking.lane import PlainLane
 from cuda_magic.memory.torch.parking.operands import storages
-from cuda_magic.memory.torch.parking.pager import Pager
 from cuda_magic.memory.torch.parking.parked import Store
-from cuda_magic.memory.torch.parking.retry import Retry
 from cuda_magic.memory.torch.parking.session import Session
 from cuda_magic.testing.torch_card import Count, Counting
 
@@ -32,15 +29,6 @@ class Card(Count):
             self.note(storage)
         return self
 
-    def paged(self, session: Session, **options: Any) -> Pager:
-        """Page in `session`, and repeat at the call."""
-        options = {"least": self.least, "spare": 0} | options
-        pager = Pager(session.store, ("cpu", None), self, **options)
-        rescue = Rescue(self, pager)
-        session.watcher.pager, session.watcher.retry = pager, Retry(torch, rescue)
-        pager.rescue = rescue
-        return pager
-
     def session(self, limit: int | None = 1 << 30) -> Session:
         """A session that parks what lies on this card."""
         arena = Arena(torch, pin=False, limit=limit)
@@ -49,10 +37,10 @@ class Card(Count):
 
 
 class Rescue:
-    """Makes room by the pager, else by the collector."""
+    """Makes room by the collector."""
 
-    def __init__(self, card: Card, pager: Pager | None = None) -> None:
-        self.card, self.pager = card, pager
+    def __init__(self, card: Card) -> None:
+        self.card = card
         self.problems: list[Any] = []
         self.collected = 0
 
@@ -61,10 +49,6 @@ class Rescue:
 
     def make_room(self, problem: Any) -> bool:
         self.problems.append(problem)
-        asked = re.search(r"allocate ([\d.]+) MiB", problem.error)
-        need = int(float(asked[1]) * 2**20) + 2**14 if asked else self.card.cap
-        if self.pager is not None and problem.tries < 10 and self.pager.leave(need):
-            return True
         before = self.card.used()
         gc.collect()
         self.collected += self.card.used() < before

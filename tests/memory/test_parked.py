@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 from parking_doubles import Card, CardMode  # noqa: E402
 
 from cuda_magic.memory.torch.parking import parked  # noqa: E402
-from cuda_magic.memory.torch.parking.arena import Arena, NoHostMemory  # noqa: E402
+from cuda_magic.memory.torch.parking.arena import NoHostMemory  # noqa: E402
 
 KIB = 1024
 
@@ -43,24 +43,6 @@ def test_parked_contents_come_back_under_the_same_tensors_and_views():
     assert all(torch.equal(a, b) for a, b in zip((*tensors, weight), before, strict=True))
     assert [t._version for t in tensors] == versions
     assert all(bool((v == i).all()) for i, v in enumerate(views))
-
-
-def test_the_card_that_was_named_for_paging_is_not_used_for_anything_else():
-    """What is parked with no place of its own goes to the host; a storage comes back from where it went."""
-    session = Card(1 << 30).session()
-    store, (first, second) = session.store, filled(2)
-    there, home = Arena(torch, pin=False, limit=1 << 30), session.store._place()
-    store.elsewhere = there
-    store.park([storage_of(first)])
-    assert (there.held, home.held > 0) == (0, True)
-    pager = Card(1 << 30).paged(session)
-    pager.follow([storage_of(second)])
-    assert pager.leave(1) == 4 * KIB
-    assert there.held > there.free
-    store.elsewhere = None
-    store.bring_back()
-    assert there.held == there.free
-    assert bool((first == 0).all()) and bool((second == 1).all())
 
 
 def test_a_recycled_address_is_never_taken_for_the_parked_storage():

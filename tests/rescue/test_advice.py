@@ -176,9 +176,9 @@ def test_a_limit_of_this_process_is_named(practice):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"only": CHEAP}, "compact, expandable, spill, activations, page, cudamalloc"),
+        ({"only": CHEAP}, "compact, expandable, spill, activations, cudamalloc"),
         ({"without": ("spill",)}, "(spill)"),
-        ({"no_move": True}, "(compact, spill, page)"),
+        ({"no_move": True}, "(compact, spill)"),
         ({"retries": 0}, "--retries 0 allows no repeat"),
         ({}, ""),
     ],

@@ -1,4 +1,4 @@
-"""Guarded cells on a card made of the CPU: rescued at the very call, paged, and never repeated silently."""
+"""Guarded cells on a card made of the CPU: rescued at the very call, and never repeated silently."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 sys.path.append(str(Path(__file__).parents[1] / "memory"))
 
-from parking_doubles import Card, CardMode, storages  # noqa: E402
+from parking_doubles import Card, CardMode  # noqa: E402
 
 from cuda_magic.machine import RealMachine, use  # noqa: E402
 from cuda_magic.memory.allocator import Stats, Storage  # noqa: E402
@@ -29,7 +29,6 @@ class CardAllocator(TorchAllocator):
     def __init__(self, card):
         super().__init__()
         self.card, self.session = card, card.session()
-        self.refused = ""
 
     def devices(self):
         return (0,)
@@ -84,18 +83,7 @@ class CardAllocator(TorchAllocator):
         return 0 if excess else self.session.store._place().release()
 
     def ops(self):
-        found = Control(
-            self.torch,
-            lambda device: self.card.cap,
-            candidates=lambda device: [
-                s for w in self.card._live.values() if (s := torch.UntypedStorage._new_with_weak_ptr(w)) is not None
-            ],
-            used=self.session,
-            figures=lambda device: self.card,
-            kind="cpu",
-        )
-        found.page_refused = lambda device: self.refused
-        return found
+        return Control(self.torch, used=self.session, kind="cpu")
 
 
 class Machine(RealMachine):
@@ -158,7 +146,7 @@ def test_a_training_loop_that_runs_out_at_step_7_goes_on_at_the_call(cells, card
     cells.plain("want = train(None)")
     gc.collect()
     card.cap = card.used() + 160 * MIB
-    error = cells.guard("got = train(lambda step: Cycle(20 * MIB))", without=("page",))
+    error = cells.guard("got = train(lambda step: Cycle(20 * MIB))")
     assert error is None
     assert equal(cells.names["got"], cells.names["want"])
     assert (cells.report.status, cells.report.attempts, cells.report.rungs) == ("rescued", 1, ())
@@ -186,119 +174,10 @@ def test_without_it_a_loop_that_trains_is_not_repeated(cells, card):
 def test_on_a_repeat_ops_are_rescued_at_the_call(cells, card):
     """The statement failed once and is repeated: what runs out then goes on at the call."""
     cells.plain("runs = []\ndef work():\n    runs.append(1)\n    for i in range(12): Cycle(60 * MIB)")
-    assert cells.guard("work()", repeat=True, without=("page",)) is None
+    assert cells.guard("work()", repeat=True) is None
     assert len(cells.names["runs"]) == 2
     assert cells.report.attempts == 2
     assert sum(call.times for call in cells.report.calls) >= 1
-
-
-def test_paged_at_the_call_what_is_live_leaves(cells, card, watched):
-    """Nothing to collect: tensors leave for the host, the loop ends, all is back and the mode is off."""
-    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]; sums = []")  # 224 of 256 MiB
-    code = "for i in range(3):\n    for t in ts:\n        sums.append(float((t * 2 + 1)[5])); t.add_(1)"
-    assert cells.guard(code) is None
-    assert cells.names["sums"] == [2.0 * (i + k) + 1 for k in range(3) for i in range(7)]
-    assert card.broken == ""
-    assert cells.report.status == "rescued"
-    assert {how for call in cells.report.calls for how in call.how} == {"page"}
-    assert cells.report.paged.left > 0
-    assert not cells.allocator.session.on
-    assert [float(t[0]) for t in cells.names["ts"]] == [float(i + 3) for i in range(7)]
-
-
-def test_the_rung_page_lets_a_statement_run(cells, card):
-    """One function needs more beside what lives: paged on the repeat, bitwise the same result."""
-    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    cells.plain("def f():\n    a = torch.arange(16.0 * MIB); b = a * 2\n    return float(b[7] + sum(t[0] for t in ts))")
-    assert cells.guard("r = f()", repeat=True) is None
-    assert cells.names["r"] == 14.0 + 21
-    assert cells.rung("page").state == "on"
-    assert cells.report.status == "rescued"
-    assert not cells.allocator.session.on
-
-
-@pytest.mark.parametrize("at_call", [True, False], ids=["at the call", "the rung"])
-def test_what_is_paged_waits_on_the_card_that_is_named(cells, card, monkeypatch, request, at_call):
-    """--park: the other card holds it and the host nothing, the report says so, and only for this cell."""
-    from cuda_magic.memory.torch.parking import control
-    from cuda_magic.memory.torch.parking.arena import Arena
-
-    cells.repeat = True
-    if at_call:
-        request.getfixturevalue("watched")
-    there, named = Arena(torch, pin=False, limit=1 << 30), []
-    monkeypatch.setattr(control.neighbour, "place", lambda *named_as: named.append(named_as[1:]) or there)
-    host = cells.allocator.session.store._place()
-    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    cells.plain("def f():\n    a = torch.arange(16.0 * MIB); b = a * 2\n    return float(b[7] + sum(t[0] for t in ts))")
-    assert cells.guard("r = f()", park="cuda:1") is None
-    assert (cells.names["r"], named) == (14.0 + 21, [("cuda:1", 0)])
-    assert there.held > 0 == host.held
-    assert cells.report.paged.place == "cuda:1"
-    assert "to cuda:1" in str(cells.report)
-    assert cells.guard("r = f()") is None
-    assert host.held > 0
-    assert cells.report.paged.place == "the host"
-
-
-def test_a_card_that_is_not_there_pages_nothing(cells, card, watched):
-    """At the call and by the rung: one sentence, and nothing goes to the host in its stead."""
-    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    cells.plain("def f():\n    a = torch.arange(16.0 * MIB); b = a * 2\n    return float(b[7] + sum(t[0] for t in ts))")
-    cells.repeat = True
-    assert cells.guard("r = f()", park="cuda:7") is not None
-    assert any("nothing was paged at the call: --park: there is no cuda:7" in note for note in cells.report.notes)
-    assert cells.guard("r = f()", only=("page",), park="cuda:7") is not None
-    assert "--park: there is no cuda:7" in cells.rung("page").reason
-    assert cells.allocator.session.store._place().held == 0
-    assert not cells.allocator.session.on
-
-
-def test_what_stays_parked_is_named_and_comes_back_later(cells, card, watched):
-    """The cell's own result fills the card: a note and a line name what stays; a later cell has it back."""
-    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    assert cells.guard("new = torch.ones(24 * MIB)") is None
-    assert cells.allocator.session.on
-    assert any("tensors wait on the host" in note and "ts[" in note for note in cells.report.notes)
-    assert any("tensors wait on the host" in line for line in cells.lines)
-    cells.plain("got = [float(t[0] + 1) for t in ts]")  # a plain cell: safe to touch
-    assert cells.names["got"] == [float(i + 1) for i in range(7)]
-    assert card.broken == ""
-    cells.plain("del new")
-    assert cells.guard("pass") is None
-    assert not cells.allocator.session.on
-    assert all(s.nbytes() for s in storages(torch, cells.names["ts"]))
-
-
-@pytest.mark.parametrize("options", [{"no_move": True}, {"without": ("page",)}, {"only": ("collect", "retry")}])
-def test_nothing_is_paged_where_the_options_forbid_it(cells, card, watched, options):
-    """--no-move, --without page and --only: the error is raised."""
-    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    error = cells.guard("new = torch.ones(24 * MIB)", **options)
-    assert isinstance(error, torch.OutOfMemoryError)
-    assert cells.allocator.session.store.nbytes == 0
-    assert not cells.allocator.session.on
-
-
-def test_a_refusal_is_told_and_the_users_error_is_the_one_that_shows(cells, card, watched):
-    """Where a raw pointer may be remembered nothing leaves; the reason is in the report."""
-    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    cells.allocator.refused, cells.repeat = "cupy is loaded", True
-    error = cells.guard("new = torch.ones(24 * MIB)")
-    assert isinstance(error, torch.OutOfMemoryError)
-    assert any("cupy is loaded" in note for note in cells.report.notes)
-    assert cells.rung("page").reason == "cupy is loaded"
-    assert not cells.allocator.session.on
-
-
-def test_an_error_of_the_users_in_a_paged_cell_shows_and_all_comes_back(cells, card, watched):
-    """ValueError at some step: raised as it is, nothing stays parked, the mode is off."""
-    cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    code = "for t in ts:\n    y = t * 2\n    del y\n    if t[0] == 5: raise ValueError('mine')"
-    error = cells.guard(code)
-    assert str(error) == "mine"
-    assert not cells.allocator.session.on
-    assert cells.allocator.session.store.nbytes == 0
 
 
 def test_one_op_larger_than_the_card_is_told(cells, card, watched):
@@ -329,7 +208,7 @@ def test_what_may_not_be_repeated_falls_back_to_the_statement(cells, card, watch
     )
     cells.plain("Cycle(150 * MIB) and None")
     with FullCard(card):
-        error = cells.guard(f"r = {code}", repeat=True, without=("page",))
+        error = cells.guard(f"r = {code}", repeat=True)
     assert error is None
     assert float(cells.names["r"]) == 2
     assert cells.report.attempts == 2
@@ -339,28 +218,33 @@ def test_what_may_not_be_repeated_falls_back_to_the_statement(cells, card, watch
 
 def test_retry_can_be_left_out(cells, card, watched):
     """--without retry: no op is watched."""
-    error = cells.guard("Cycle(200 * MIB)\nCycle(200 * MIB)", without=("retry", "page"), retries=0)
+    error = cells.guard("Cycle(200 * MIB)\nCycle(200 * MIB)", without=("retry",), retries=0)
     assert isinstance(error, torch.OutOfMemoryError)
     assert not cells.report.calls
 
 
-def test_what_the_user_named_comes_before_paging_at_the_call(cells, card, watched):
-    """--shrink is given: the value is lowered by the ladder, and nothing was paged before."""
+def test_what_the_user_named_is_the_ladders(cells, card, watched):
+    """--shrink is given: the value is lowered, and the statement runs again."""
     cells.plain("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]; n = 32")  # 224 of 256 MiB
     code = "one = torch.ones(4096); new = torch.ones(n * MIB)[:5].clone(); u = [t[0] for t in ts]"
     assert cells.guard(code.replace("; ", "\n"), shrink=("n", 1)) is None
     assert cells.names["n"] < 32
-    assert cells.report.paged is None
     assert cells.rung("shrink").state == "ran"
 
 
 @pytest.fixture
 def interrupted(cells, card, watched, loaded):
-    """A shell whose guarded, paging cell was interrupted while what it made fills the card: much stays parked."""
-    loaded.user_ns.update(torch=torch, MIB=MIB, gc=gc)
-    loaded.run_cell("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    code = "%%cuda_guard\nnew = torch.ones(24 * MIB); ts[0].sum(); raise KeyboardInterrupt"
+    """A shell whose cell was interrupted while what it made fills the card: what was parked for it stays parked."""
+    loaded.user_ns.update(torch=torch, MIB=MIB, gc=gc, session=cells.allocator.session)
+    loaded.run_cell("%%cuda_guard\nts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
+    code = (
+        "with session.watched():\n"
+        "    session.store.park([t.untyped_storage() for t in ts[:4]])\n"
+        "    new = torch.ones(32 * MIB)\n"
+        "    raise KeyboardInterrupt"
+    )
     assert isinstance(loaded.run_cell(code).error_in_exec, KeyboardInterrupt)
+    loaded.user_ns.pop("session")
     assert cells.allocator.parked() > 0
     assert cells.allocator.session.on
     loaded.run_cell("1")
@@ -370,7 +254,6 @@ def interrupted(cells, card, watched, loaded):
 
 BACK = {
     "the next guarded cell": "%%cuda_guard\nnew = None",
-    "the report": "new = None\n%cuda_guard",
     "free": "new = None\nfreed = get_ipython().run_line_magic('gpu_mem', '--free')",
     "unloading": "new = None\n%unload_ext cuda_magic\n%load_ext cuda_magic",
 }
@@ -389,12 +272,14 @@ def test_what_an_interrupt_leaves_parked_comes_back_where_there_is_room(cells, c
 
 
 def test_free_gives_the_hosts_memory_back_and_it_is_capped(cells, card, watched, loaded):
-    """What paging has taken of the host stays for the next time, within its limit, until %gpu_mem --free."""
+    """What parking has taken of the host stays for the next time, within its limit, until %gpu_mem --free."""
     arena = cells.allocator.session.store._place()
     arena._limit = 256 * MIB
     loaded.user_ns.update(torch=torch, MIB=MIB)
     loaded.run_cell("ts = [torch.full((8 * MIB,), float(i)) for i in range(7)]")
-    assert loaded.run_cell("%%cuda_guard\nfor t in ts: y = t * 2 + 1; del y").success
+    with cells.allocator.session.watched():
+        cells.allocator.session.store.park([t.untyped_storage() for t in loaded.user_ns["ts"][:4]])
+    assert cells.allocator.parked() == 0
     assert 0 < arena.held <= 256 * MIB
     held = arena.held
     loaded.run_cell("freed = get_ipython().run_line_magic('gpu_mem', '--free')")

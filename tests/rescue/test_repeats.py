@@ -234,7 +234,7 @@ def test_numbers_after_a_rescue_are_those_of_a_run_with_enough_memory(practice):
             {"checkpoint": "model"},
             "guard: checkpoint is gone: room is now made before the error and nothing is repeated; repeat=True says",
         ),
-        ({"park": "1"}, "guard: park takes another card such as cuda:1, not '1'."),
+        ({"park": "1"}, "guard: park is gone: what has to wait waits on the host, at the speed of the link."),
         ({"only": ("colect",)}, "guard: no rung 'colect'. Did you mean 'collect'?"),
     ],
 )

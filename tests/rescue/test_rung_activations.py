@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from cuda_magic.errors import Refused
 from cuda_magic.rescue.options import RUNGS
 from cuda_magic.rescue.rungs.activations import RUNG
 
@@ -41,10 +40,7 @@ def short(practice):
     practice.hooks = Hooks()
     allocator.recorded = lambda error: practice.recorded
 
-    def activations(device, request, place):
-        if place == "cuda:7":
-            raise Refused("--park: there is no cuda:7")
-        practice.place = place
+    def activations(device, request):
         return practice.hooks
 
     allocator.activations = activations
@@ -73,21 +69,6 @@ def test_it_is_in_force_for_one_repeat_and_told_in_the_report(short):
     assert (rung.state, rung.reason) == ("on", "what autograd saves waits on the host")
     assert "activations: 3.00 GiB went to the host and 2.00 GiB came back" in short.report.notes
     assert short.report.attempts == 2
-
-
-def test_the_named_card_is_the_place(short):
-    """--park is handed on and told; where there is no such card the rung says so and nothing goes to the host."""
-    assert "out of memory" in str(short.guard("step()", only=ONLY, park="cuda:1"))
-    assert short.place == "cuda:1"
-    assert short.rung("activations").reason == "what autograd saves waits on cuda:1"
-    assert "activations: 3.00 GiB went to cuda:1 and 2.00 GiB came back" in short.report.notes
-    short.hooks.log.clear()
-    assert "out of memory" in str(short.guard("step()", only=ONLY, park="cuda:7"))
-    assert (short.rung("activations").state, short.rung("activations").reason) == (
-        "failed",
-        "--park: there is no cuda:7",
-    )
-    assert short.hooks.log == []
 
 
 def test_a_rescue_is_told_too(short):
@@ -144,7 +125,7 @@ def test_it_is_skipped_where_moving_is_refused(short):
 def test_hooks_that_fail_to_start_are_a_failed_rung(short):
     """The ladder goes on; the user's error is the one that shows."""
 
-    def fail(device, request, place):
+    def fail(device, request):
         raise RuntimeError("no stream\nmore")
 
     short.allocator.activations = fail

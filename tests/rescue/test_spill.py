@@ -369,7 +369,7 @@ def test_a_host_that_fails_half_way(card, fails):
         arena.take = failing(arena.take)
     else:
         lane.out = failing(lane.out)
-    error = cells.guard("x = E(70)", without=("activations", "page"))
+    error = cells.guard("x = E(70)", without=("activations",))
     assert isinstance(error, torch.OutOfMemoryError)
     assert cells.rung("spill").state == "failed"
     assert "\n" not in cells.rung("spill").reason
@@ -400,14 +400,6 @@ def test_a_copy_back_that_fails_leaves_it_parked_and_safe(card):
     assert not card.here.on
 
 
-def test_park_names_another_card(card):
-    """The place is the one that was named; one that is not there is a reason."""
-    cells = card.cells
-    cells.plain("big = E(60)")
-    assert cells.guard("x = E(50)", park="cuda:7", without=("page",)) is not None
-    assert "--park: there is no cuda:7" in cells.rung("spill").reason
-
-
 def test_a_guarded_function_of_a_script(card):
     """Globals that it does not read leave; what it reads, and its arguments, stay."""
     from cuda_magic import UserError, guard
@@ -421,10 +413,10 @@ def test_a_guarded_function_of_a_script(card):
     spill = [r for r in guarded.report.rungs if r.id == "spill"]
     assert [r.reason for r in spill] == ["30.00 MiB wait on the host (big)"]
     assert card.allocator.parked() == 0
-    with pytest.raises(UserError, match="takes another card such as cuda:1, not 'gpu1'"):
-        guard(park="gpu1")
+    with pytest.raises(UserError, match="park is gone: what has to wait waits on the host"):
+        guard(park="cuda:1")
     with pytest.raises(UserError, match="'much' is not a size"):
-        guard(reserve="much")
+        guard(limit="much")
 
 
 def test_what_forbids_parking_is_the_reason(card):

@@ -29,9 +29,7 @@ def test_too_full_afterwards_and_back_at_the_next_chance(practice):
 
 
 def test_what_is_in_use_stays(practice):
-    """The statement names it: nothing is idle; --park names a card that the practice machine does not use."""
+    """The statement names it: nothing is idle."""
     practice.plain("model = gpu.full('16 GiB', 7)")
     assert practice.guard("n = gpu.empty('12 GiB').numel() + model.numel()") is not None
     assert practice.rung("spill").reason == "no tensor is idle that may be parked"
-    assert practice.guard("n = gpu.empty('12 GiB').numel()", park="cuda:1") is not None
-    assert practice.rung("spill").reason == "--park: practice cards park on the host only"

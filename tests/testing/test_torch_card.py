@@ -28,37 +28,6 @@ def card(loaded, monkeypatch):
     made.close()
 
 
-def test_what_stays_parked_is_said_and_comes_back(loaded, card, capsys):
-    """8 tensors of 1 MiB on a card of 4: 4 wait, by name; they come back once the others are gone."""
-    allocator = card.machine.allocator()
-    loaded.run_cell(CELL)
-    said = "cuda_guard: 4.00 MiB of this kernel's tensors wait on the host, since the card is full (kept["
-    assert said in capsys.readouterr().err
-    assert allocator.settle() == 4 << 20
-    loaded.run_cell("del kept[4:]")
-    assert allocator.settle() == 0
-    assert [float(tensor.sum()) / (1 << 18) for tensor in loaded.user_ns["kept"]] == [0, 1, 2, 3]
-
-
-def test_unloading_says_what_still_waits(loaded, card, capsys):
-    """And the tensors stay safe to use."""
-    loaded.run_cell(CELL)
-    loaded.run_line_magic("unload_ext", "cuda_magic")
-    assert "cuda_magic: 4.00 MiB of tensors still wait elsewhere" in capsys.readouterr().err
-    assert [float(tensor.mean()) for tensor in loaded.user_ns["kept"]] == list(range(8))
-    loaded.run_line_magic("load_ext", "cuda_magic")
-
-
-def test_tolist_and_numpy_bring_back_what_waits(loaded, card):
-    """On the CPU both read the memory with no op; the tensor must be there first."""
-    loaded.run_cell(CELL)
-    kept = loaded.user_ns["kept"]
-    assert [tensor[:2].tolist() for tensor in kept] == [[float(i)] * 2 for i in range(8)]
-    loaded.user_ns.update(views=[tensor[3:5] for tensor in kept])
-    assert [view.tolist() for view in loaded.user_ns.pop("views")] == [[float(i)] * 2 for i in range(8)]
-    assert [float(kept[i].numpy()[-1]) for i in (7, 0)] == [7, 0]  # what knows an address stays: not all would fit
-
-
 def test_who_names_what_holds_the_card(loaded, card):
     """%gpu_mem --who: variables with their paths, views counted once."""
     loaded.run_cell("x = torch.ones(1 << 18)\ny = {'view': x[5:], 'own': torch.zeros(1 << 17)}")
@@ -66,31 +35,6 @@ def test_who_names_what_holds_the_card(loaded, card):
     assert [(row["name"], row["bytes"], row["device"]) for row in rows] == [("x", 1 << 20, 0), ("y", 1 << 19, 0)]
     loaded.run_cell("%%cuda_guard --only holders,collect,caches --report report\nz = torch.zeros(3 << 18)")
     assert [(h.name, h.nbytes) for h in loaded.user_ns["report"].holders[:2]] == [("x", 1 << 20), ("y", 1 << 19)]
-
-
-def test_errors_that_an_earlier_cells_paging_dealt_with_are_not_the_cells(loaded, card, monkeypatch):
-    """Tensors of an earlier cell still wait; what they make room for is not said to be handled by this cell."""
-    # else room is made before an op fails
-    monkeypatch.setattr("cuda_magic.allocation.session._on", False)
-    monkeypatch.setattr("cuda_magic.memory.torch.parking.pager.Pager._keep_free", lambda pager: None)
-    monkeypatch.setattr("cuda_magic.memory.torch.parking.ahead.Room.asked", lambda *asked: None)
-    loaded.run_cell(CELL)
-    before = card.machine.allocator().ooms(0)
-    loaded.run_cell(
-        "%%cuda_guard --repeat --report report\nsums = [float(torch.cat([part] * 3).mean()) for part in kept]"
-    )
-    assert card.machine.allocator().ooms(0) > before
-    assert loaded.user_ns["sums"] == [float(i) for i in range(8)]
-    report = loaded.user_ns["report"]
-    assert (report.status, report.handled) == ("ok", 0)
-    assert "handled inside the cell" not in repr(report)
-
-
-def test_errors_that_the_page_rung_deals_with_are_not_the_cells(loaded, card):
-    """Paging without the retry of the guard's own: nothing is said to be handled by the cell."""
-    loaded.run_cell(CELL.replace("--only page", "--only page --report report"))
-    report = loaded.user_ns["report"]
-    assert (report.status, report.handled) == ("rescued", 0)
 
 
 def _watched(patch):
@@ -147,10 +91,3 @@ def test_the_kernel_is_the_process_on_the_card(loaded, card):
     rows = [row for row in loaded.run_line_magic("gpu_mem", "--who").rows() if row["what"] == "process"]
     assert [(row["this"], row["bytes"]) for row in rows] == [(True, 1 << 20)]
     assert "held by nobody" not in repr(loaded.run_line_magic("gpu_mem", "--who"))
-
-
-def test_a_reserve_is_refused_in_a_note(loaded, card, capsys):
-    """--reserve on this card: the reason, no error of ours, and the cell's value."""
-    assert loaded.run_cell("%%cuda_guard --reserve 2MiB --report report\nx = torch.zeros(5)\n7").result == 7
-    assert loaded.user_ns["report"].notes[0].startswith("--reserve 2.00 MiB: the practice card for torch has no pool")
-    assert "an error of its own" not in capsys.readouterr().err

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..allocator import Ops, Saved, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
 from . import libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot
-from .reserve import Reserve
 
 if TYPE_CHECKING:
     from ...allocation.handler import Room
@@ -228,19 +227,15 @@ class TorchAllocator:
 
         return unused(self.torch, device, idle) if self._ready(device) else ([], {})
 
-    def park_room(self, device: int, place: str | None = None) -> int:
-        from .parking import neighbour
+    def park_room(self, device: int) -> int:
         from .parking.arena import shared
 
-        return shared(self.torch).room() if place is None else neighbour.place(self.torch, place, device).room()
+        return shared(self.torch).room()
 
-    def park(self, storages: Iterable[Storage], place: str | None = None) -> int:
-        from .parking import neighbour
+    def park(self, storages: Iterable[Storage]) -> int:
         from .parking.session import session
 
-        chosen = list(storages)
-        where = neighbour.place(self.torch, place, chosen[0].device) if place is not None and chosen else None
-        return session(self.torch).store.park((storage.handle for storage in chosen), where)
+        return session(self.torch).store.park(storage.handle for storage in storages)
 
     def watched(self) -> AbstractContextManager[Any]:
         from .parking.session import session
@@ -265,12 +260,12 @@ class TorchAllocator:
     def recorded(self, error: BaseException) -> str:
         return recorded.reason(self.torch, error)
 
-    def activations(self, device: int, request: int, place: str | None = None) -> Any:
+    def activations(self, device: int, request: int) -> Any:
         limit, memory = self.memory_limit(device), self.driver_memory(device)
         if memory is None:
             return None
         free = memory[0] + self.stats(device).reserved
-        return parking.hooks(self.torch, device, request, free if limit is None else min(limit, free), place)
+        return parking.hooks(self.torch, device, request, free if limit is None else min(limit, free))
 
     # -- settings
     def expandable(self) -> bool | None:
@@ -282,22 +277,13 @@ class TorchAllocator:
     def uncached(self) -> AbstractContextManager[None]:
         return settings.uncached(self.torch)
 
-    def reserve(self, nbytes: int) -> Reserve:
-        return Reserve(self.torch, nbytes)
-
     def ops(self) -> Ops | None:
         modes = getattr(self.torch.utils, "_python_dispatch", None)
         if not hasattr(modes, "_disable_current_modes"):  # since torch 2.0
             return None
         from .parking.control import Control
 
-        return Control(self.torch, self._whole)
-
-    def _whole(self, device: int) -> int:
-        """What this process may take of a device in all."""
-        memory, limit = self.driver_memory(device), self.memory_limit(device)
-        whole = (memory[0] if memory else 0) + self.torch.cuda.memory_reserved(device)
-        return int(whole if limit is None else min(whole, limit))
+        return Control(self.torch)
 
     # -- random states, so that a repeated statement draws the same numbers
     def random_state(self) -> Any:

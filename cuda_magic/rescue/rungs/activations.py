@@ -39,19 +39,18 @@ class _Activations:
     def run(self, s: Situation) -> Did:
         assert s.allocator is not None and s.device is not None and s.request is not None
         assert s.enter is not None and s.after is not None
-        where = s.options.park or "the host"
         try:
-            hooks = s.allocator.activations(s.device, s.request, s.options.park)
+            hooks = s.allocator.activations(s.device, s.request)
             if hooks is None:
                 return Did("failed", "there is no autograd here")
-            s.after(lambda: _ended(hooks, where))
+            s.after(lambda: _ended(hooks))
             s.enter(hooks)
         except (CudaMagicError, RuntimeError) as error:
             return Did("failed", str(error).split("\n", 1)[0])
-        return Did("on", f"what autograd saves waits on {where}", repeat=True)
+        return Did("on", "what autograd saves waits on the host", repeat=True)
 
 
-def _ended(hooks: Any, where: str) -> tuple[str, int]:
+def _ended(hooks: Any) -> tuple[str, int]:
     """Ends the hooks; what they did in one sentence, and the out-of-memory errors that they met and went on from."""
     try:
         hooks.off()
@@ -59,7 +58,7 @@ def _ended(hooks: Any, where: str) -> tuple[str, int]:
         return f"activations: {str(error).splitlines()[0]}", 0
     moved = hooks.moved
     stayed = f", up to {bytes_text(hooks.most_kept)} stayed on the card" if hooks.most_kept else ""
-    went = f"{bytes_text(moved['out'])} went to {where} and {bytes_text(moved['in'])} came back"
+    went = f"{bytes_text(moved['out'])} went to the host and {bytes_text(moved['in'])} came back"
     return f"activations: {went}{stayed}", moved["ooms"]
 
 

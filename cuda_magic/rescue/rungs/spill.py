@@ -115,10 +115,7 @@ class _Spill:
         room = s.room()
         assert s.allocator is not None and s.device is not None
         assert s.enter is not None and room is not None
-        try:
-            there = s.allocator.park_room(s.device, s.options.park)
-        except Refused as refused:
-            return Did("failed", str(refused))
+        there = s.allocator.park_room(s.device)
         if s.fault.torch_allocator and s.request is not None:
             # where enough is free in pieces, one piece of the request's size is what is missing
             missing = max(s.need or 0, block_size(s.request)) - room.total
@@ -131,10 +128,9 @@ class _Spill:
             if storage.nbytes <= left:
                 fits.append((storage, name))
                 left -= storage.nbytes
-        where = s.options.park or "the host"
         idle, can = sum(p[0].nbytes for p in plan), sum(p[0].nbytes for p in fits)
         if can < missing:
-            short = f", and {where} can take {bytes_text(there)}" if can < idle else ""
+            short = f", and the host can take {bytes_text(there)}" if can < idle else ""
             return Did("failed", f"{bytes_text(idle)} is idle{short}; {bytes_text(missing)} is missing")
         if BEFORE in s.memory:
             # the room for one request was not enough, and there are few repeats: all that is idle makes room now
@@ -148,11 +144,11 @@ class _Spill:
         rest = [p for i, p in enumerate(fits) if i not in chosen]
         parked, names = 0, dict.fromkeys(name for _, name in order if name)
         try:
-            parked += s.allocator.park([storage for storage, _ in order], s.options.park)
+            parked += s.allocator.park([storage for storage, _ in order])
             s.allocator.empty_cache()
             while self._short(s) and not self._compacted(s) and rest:
                 storage, name = rest.pop(0)
-                parked += s.allocator.park([storage], s.options.park)
+                parked += s.allocator.park([storage])
                 names[name] = None
                 s.allocator.empty_cache()
         except (Refused, RuntimeError) as error:
@@ -162,7 +158,7 @@ class _Spill:
         s.memory[BEFORE] = True
         said = f" ({', '.join(n for n in names if n)})" if any(names) else ""
         # where only the free pieces are in the way, the repeat may still find room
-        return Did("on", f"{bytes_text(parked)} wait on {where}{said}", repeat=s.enough() is not False, moved=parked)
+        return Did("on", f"{bytes_text(parked)} wait on the host{said}", repeat=s.enough() is not False, moved=parked)
 
     def _short(self, s: Situation) -> bool:
         """Whether more must leave."""

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 __all__ = ["hooks", "release", "saving", "session_if_any"]
 
 
-def hooks(torch: Any, device: int, request: int, limit: int, place: str | None = None, *, share: int = 8) -> Any:
-    """Hooks, to be entered, that let what autograd saves on `device` wait on the host, or in `place`.
+def hooks(torch: Any, device: int, request: int, limit: int, *, share: int = 8) -> Any:
+    """Hooks, to be entered, that let what autograd saves on `device` wait on the host.
 
     `request` is the one that failed, `limit` what this process may have on the card, both in bytes; `share` as for
     `budget.Budget`.
@@ -20,10 +20,9 @@ def hooks(torch: Any, device: int, request: int, limit: int, place: str | None =
     Raises
     ------
     Refused
-        If this torch lacks what it takes (seen in torch 2.11 and 2.13), or there is no such place.
+        If this torch lacks what it takes (seen in torch 2.11 and 2.13).
     """
     from ....errors import Refused
-    from . import neighbour
     from .activations import Activations
     from .arena import shared
     from .budget import Budget
@@ -34,8 +33,7 @@ def hooks(torch: Any, device: int, request: int, limit: int, place: str | None =
         _ = torch._C._storage_Use_Count, torch.UntypedStorage._new_with_weak_ptr
     except (AttributeError, TypeError):
         raise Refused(f"torch {torch.__version__} does not tell enough of what autograd saves") from None
-    where = shared(torch) if place is None else neighbour.place(torch, place, device)
-    return Activations(torch, Copies(torch, device, limit), where, Budget(request, limit, share=share))
+    return Activations(torch, Copies(torch, device, limit), shared(torch), Budget(request, limit, share=share))
 
 
 def saving() -> bool:

@@ -1,40 +1,18 @@
-"""What the rescue may ask of the ops of torch: repeat at the call, page, say what is parked."""
+"""What the rescue may ask of the ops of torch: repeat at the call, say what is parked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ...allocator import Paged
-from .. import safety, scan
+from .. import safety
 from ..named import named
-from . import neighbour
 from .operands import storages
-from .pager import Figures, Pager
-from .retry import Problem, Rescue, Retry
+from .retry import Rescue, Retry
 from .session import Session, existing, session
 
 __all__ = ["Control"]
-
-
-class _Alone:
-    """Makes room by the pager, when no statement is guarded any more and something is still parked."""
-
-    def __init__(self, torch: Any, pager: Pager) -> None:
-        self._error, self._pager = torch.OutOfMemoryError, pager
-
-    def judge(self, error: BaseException) -> Any:
-        return error if isinstance(error, self._error) else None
-
-    def make_room(self, problem: Problem) -> bool:
-        amount = max(self._pager.limit // 32, 1) << min(problem.tries, 5)
-        made = problem.tries < 12 and self._pager.leave(amount) > 0
-        self._pager.store.errors += made
-        return made
-
-    def less_workspace(self, op: str, errors: int) -> None:
-        self._pager.store.errors += errors
 
 
 class Control:
@@ -44,10 +22,6 @@ class Control:
     ----------
     torch
         The imported torch.
-    limit
-        Bytes that this process may take of a device.
-    candidates
-        Storages of a device that may be parked; None: what the garbage collector reaches, by the table of `safety`.
     errors
         Counts out-of-memory errors so far; None: the allocator's own count.
     """
@@ -55,18 +29,13 @@ class Control:
     def __init__(
         self,
         torch: Any,
-        limit: Callable[[int], int],
         *,
-        candidates: Callable[[int], Iterable[Any]] | None = None,
         used: Session | None = None,
-        figures: Callable[[int], Any] | None = None,
         kind: str = "cuda",
         errors: Callable[[], int] | None = None,
     ) -> None:
-        self.torch, self._limit, self._kind = torch, limit, kind
-        self._candidates = candidates or self._reached
+        self.torch, self._kind = torch, kind
         self._given = used
-        self._figures = figures or self._read
         self._errors = errors or self._ooms
 
     @property
@@ -75,22 +44,6 @@ class Control:
 
     def _existing(self) -> Session | None:
         return self._given or existing()
-
-    def _read(self, device: int) -> Figures:
-        return Figures(self.torch, device, lambda: self._limit(device))
-
-    def _reached(self, device: int) -> Iterator[Any]:
-        ranges = [
-            (s["address"], s["address"] + s["total_size"])
-            for s in self.torch.cuda.memory_snapshot()
-            if s["device"] == device and tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)
-        ]
-        for found in scan.storages(self.torch, device, doing=safety.PARK):
-            if not found.reason and not any(a <= found.address < b for a, b in ranges):
-                yield found.handle
-
-    def _alone(self, pager: Pager) -> Retry:
-        return Retry(self.torch, _Alone(self.torch, pager), self._errors)
 
     def _ooms(self) -> int:
         cuda = self.torch.cuda
@@ -112,85 +65,10 @@ class Control:
         """Ops are watched inside; those that run out of memory are repeated where that is the same."""
         with self.session.watched() as watcher:
             before, watcher.retry = watcher.retry, Retry(self.torch, rescue, self._errors)
-            if watcher.pager is not None:
-                watcher.pager.anew()
             try:
                 yield
             finally:
-                watcher.retry = self._alone(watcher.pager) if watcher.pager else before
-
-    # -- page
-    def page_refused(self, device: int) -> str:
-        """Why nothing of `device` may be paged now, or an empty string."""
-        if self._kind != "cuda":
-            return ""
-        if not self.torch.cuda.is_initialized():
-            return "CUDA is not started"
-        return safety.refusals(self.torch, device, doing=safety.PARK)
-
-    def start_paging(self, device: int, *, place: str | None = None) -> int:
-        """From now on storages of `device` leave when an op finds no room; how many bytes may. Inside `at_call`.
-
-        Raises
-        ------
-        Refused
-            If there is no `place` of that name.
-        """
-        there = None if place is None else neighbour.place(self.torch, place, device)
-        found = self.session
-        found.store.elsewhere, found.place = there, place or "the host"
-        index = None if self._kind == "cpu" else device
-        pager = Pager(found.store, (self._kind, index), self._figures(device), stop=self._stop, **self._options())
-        pager.follow(self._candidates(device))
-        found.watcher.pager = pager
-        return sum(e.nbytes for e in found.store.followed.values()) + found.store.nbytes
-
-    def _options(self) -> dict[str, int]:
-        return {} if self._kind == "cuda" else {"least": 1024, "spare": 0}
-
-    def _stop(self) -> str:
-        found = safety.consumers()
-        return f"{found[0]} was loaded and may reach a tensor past torch's dispatcher" if found else ""
-
-    @contextmanager
-    def paging(self, device: int, *, place: str | None = None) -> Iterator[None]:
-        """Paging for one statement, whoever repeats its ops."""
-        with self.session.watched() as watcher:
-            self.start_paging(device, place=place)
-            assert watcher.pager is not None
-            if watcher.retry is None:
-                watcher.retry = self._alone(watcher.pager)
-            yield
-
-    def paged_now(self, device: int) -> bool:
-        """Whether tensors of any device are being paged: one at a time."""
-        found = self._existing()
-        return found is not None and found.watcher.pager is not None
-
-    def leave(self, device: int, nbytes: int) -> int:
-        """Send storages away until so many bytes are free; how many were. 0 where nothing is paged."""
-        found = self._existing()
-        pager = found.watcher.pager if found is not None else None
-        if pager is None or pager.device[1] not in (device, None):
-            return 0
-        return pager.leave(nbytes)
-
-    def paged(self) -> Paged | None:
-        """What was paged since paging began; None where it did not."""
-        found = self._existing()
-        pager = found.watcher.last if found is not None else None
-        if pager is None or found is None:
-            return None
-        store = found.store
-        return Paged(
-            store.out_bytes - pager.out_before,
-            store.in_bytes - pager.in_before,
-            pager.evictions,
-            pager.faults,
-            pager.ahead,
-            pager.refused,
-            found.place,
-        )
+                watcher.retry = before
 
     # -- what stays
     def parked(self, namespace: Mapping[str, Any]) -> tuple[int, list[str]]:

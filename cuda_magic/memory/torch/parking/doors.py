@@ -1,7 +1,7 @@
 """Ways past the mode to a tensor's memory, in Python: while anything may be parked, they are watched too.
 
 ``torch.save``, ``copy.deepcopy`` and pickling read a storage's bytes; Triton, CuPy and Numba ask a tensor for its
-address. No op names the tensor then: it is brought back first, and stays on the device until the statement has ended.
+address. No op names the tensor then: it is brought back first.
 A mode belongs to a thread: threads that are started meanwhile, and work given to a pool, get it as well.
 """
 
@@ -10,19 +10,17 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .parked import Entry, Store
+from .parked import Store
 
-__all__ = ["Doors", "unpin"]
+__all__ = ["Doors"]
 
 METHODS = ("untyped_storage", "data_ptr", "__dlpack__", "__repr__", "tolist", "numpy")
 """Of ``torch.Tensor``; ``__cuda_array_interface__``, ``storage`` and ``_typed_storage`` come by them.
 Printing runs its ops with all modes off. ``tolist`` and ``numpy`` read a CPU tensor's memory with no op."""
-COPYING = ("tolist",)
-"""Those that remember no address."""
 
 
 class Doors:
@@ -36,8 +34,6 @@ class Doors:
         What is parked.
     mode
         Makes the mode for another thread.
-    fetch
-        Brings one entry back and keeps it here.
     """
 
     def __init__(
@@ -45,9 +41,8 @@ class Doors:
         torch: Any,
         store: Store,
         mode: Callable[[], AbstractContextManager[Any]],
-        fetch: Callable[[Entry], None],
     ) -> None:
-        self.torch, self.store, self._mode, self._fetch = torch, store, mode, fetch
+        self.torch, self.store, self._mode = torch, store, mode
         self._before: list[tuple[Any, str, Any]] = []
 
     def watch(self) -> None:
@@ -56,7 +51,7 @@ class Doors:
             return
         tensor = self.torch.Tensor
         for name in METHODS:
-            self._put(tensor, name, self._through(getattr(tensor, name), name in COPYING))
+            self._put(tensor, name, self._through(getattr(tensor, name)))
         self._put(threading.Thread, "start", self._started(threading.Thread.start))
         pools = sys.modules.get("concurrent.futures.thread")
         if pools is not None:
@@ -75,25 +70,20 @@ class Doors:
             else:
                 setattr(owner, name, before)
 
-    def _through(self, method: Any, copying: bool = False) -> Any:
+    def _through(self, method: Any) -> Any:
         read = self.torch._C.TensorBase.untyped_storage
 
         @functools.wraps(method)
         def asked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             store = self.store
-            if store.away or store.followed:
+            if store.away:
                 try:
                     key = read(tensor)._cdata
                 except (RuntimeError, NotImplementedError):
                     return method(tensor, *args, **kwargs)
-                entry = store.away.get(key) or store.followed.get(key)
+                entry = store.away.get(key)
                 if entry is not None:
-                    pinned = entry.pinned
-                    self._fetch(entry)
-                    try:
-                        return method(tensor, *args, **kwargs)
-                    finally:
-                        entry.pinned = pinned if copying else entry.pinned
+                    store.bring_back([entry])
             return method(tensor, *args, **kwargs)
 
         return asked
@@ -128,9 +118,3 @@ class Doors:
             return submit(pool, watched, *args, **kwargs)
 
         return submitted
-
-
-def unpin(entries: Iterable[Any]) -> None:
-    """At the end of a statement: no op runs, and addresses that it asked for are taken to be of no more use."""
-    for entry in entries:
-        entry.pinned, entry.busy = False, 0

@@ -14,7 +14,6 @@ from .operands import storages
 from .parked import Entry, Store
 
 if TYPE_CHECKING:
-    from .pager import Pager
     from .retry import Retry
 
 __all__ = ["Watcher", "mode"]
@@ -38,22 +37,9 @@ class Watcher:
         self.without_memory = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
         self.retry: Retry | None = None
         """Repeats the op that ran out of memory."""
-        self.last: Pager | None = None
-        """The pager that was set last, kept for its figures."""
-        self._pager: Pager | None = None
         self.brought = 0
-        """Storages that an op brought back while there was no pager."""
+        """Storages that an op brought back."""
         self._convolutions = convolutions(torch)
-
-    @property
-    def pager(self) -> Pager | None:
-        """Lets storages leave when an op finds no room."""
-        return self._pager
-
-    @pager.setter
-    def pager(self, pager: Pager | None) -> None:
-        self._pager = pager
-        self.last = pager or self.last
 
     def call(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op."""
@@ -63,26 +49,10 @@ class Watcher:
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], begun: list[bool]) -> Any:
         """Bring back what the op names, and run it. `begun` becomes [True] when the op itself starts."""
-        pager = self._pager
-        if pager is None:
-            if self.store.away and func not in self.without_memory:
-                self.bring_back(args, kwargs)
-            begun[0] = True
-            return self._op(func, args, kwargs)
-        if func in self.without_memory:
-            begun[0] = True
-            return func(*args, **kwargs)
-        held = pager.begin(func, args, kwargs)
-        try:
-            begun[0] = True
-            result = self._op(func, args, kwargs)
-        except BaseException:
-            pager.failed(held)
-            raise
-        finally:
-            pager.end(held)
-        pager.done(func, result, held)
-        return result
+        if self.store.away and func not in self.without_memory:
+            self.bring_back(args, kwargs)
+        begun[0] = True
+        return self._op(func, args, kwargs)
 
     def _op(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it as it is, and tell of a convolution that went on from an error inside it."""

@@ -1,11 +1,11 @@
-"""The storages that one op names, and those that it writes to."""
+"""The storages that one op names, and ops that write to what their schema does not tell."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["UNTOLD", "Reader", "storages"]
+__all__ = ["UNTOLD", "storages"]
 
 UNTOLD = {
     "aten::native_batch_norm": "its running statistics",
@@ -66,44 +66,3 @@ def _sparse(torch: Any, tensor: Any) -> Iterator[Any]:
     }.get(tensor.layout, ())
     for name in names:
         yield from storages(torch, getattr(tensor, name)())
-
-
-class Reader:
-    """What each op writes to, by its schema; kept per op."""
-
-    def __init__(self, torch: Any) -> None:
-        self.torch = torch
-        self._known: dict[Any, tuple[int | str, ...] | None] = {}
-        self._views: dict[Any, bool] = {}
-
-    def written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The arguments that `func` may write to; all of them where its schema cannot be relied on."""
-        try:
-            places = self._known[func]
-        except KeyError:
-            places = self._known[func] = self._places(func)
-        if places is None:
-            return [args, kwargs]
-        if not places:
-            return []
-        found = [args[p] for p in places if type(p) is int and p < len(args)]
-        return found + [kwargs[p] for p in places if type(p) is str and p in kwargs]
-
-    def views(self, func: Any) -> bool:
-        """Whether it only makes another view of what it names."""
-        known = self._views.get(func)
-        if known is None:
-            returns = getattr(getattr(func, "_schema", None), "returns", ())
-            alias = [r.alias_info for r in returns]
-            known = self._views[func] = bool(alias) and all(a is not None and not a.is_write for a in alias)
-        return known
-
-    def _places(self, func: Any) -> tuple[int | str, ...] | None:
-        schema = getattr(func, "_schema", None)
-        if schema is None or getattr(func, "namespace", "") != "aten" or schema.name in UNTOLD:
-            return None
-        places: list[int | str] = []
-        for number, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                places += [argument.name] if argument.kwarg_only else [number, argument.name]
-        return tuple(places)

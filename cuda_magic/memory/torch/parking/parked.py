@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ....errors import Refused
 from .lane import CudaLane, Lane, quiet
 
 __all__ = ["Entry", "Place", "Store", "held_interrupts", "store"]
@@ -48,32 +47,9 @@ def held_interrupts() -> Iterator[None]:
 
 
 class Entry:
-    """One storage that is parked, or followed by a pager.
+    """One storage that is parked. `left` is the event of the copy out."""
 
-    `clean` says that the buffer holds what the storage holds, once `left`, the event of the copy out, has come; while
-    `saving` nothing has waited for that yet. `came` is the event of a copy back which nothing that computes has waited
-    for yet; `busy` counts the ops at work on it; `pinned` says that its address was asked for; `name` is its number in
-    a pager's order.
-    """
-
-    __slots__ = (
-        "_free",
-        "away",
-        "buffer",
-        "busy",
-        "came",
-        "clean",
-        "device",
-        "key",
-        "left",
-        "name",
-        "nbytes",
-        "pinned",
-        "place",
-        "saving",
-        "used",
-        "weak",
-    )
+    __slots__ = ("_free", "away", "buffer", "device", "key", "left", "nbytes", "weak")
 
     def __init__(self, torch: Any, storage: Any) -> None:
         self.key: int = storage._cdata
@@ -81,12 +57,9 @@ class Entry:
         self._free = torch.UntypedStorage._free_weak_ref
         self.device: tuple[str, int | None] = (storage.device.type, storage.device.index)
         self.nbytes: int = storage.nbytes()
-        self.away = self.clean = self.pinned = self.saving = False
+        self.away = False
         self.buffer: Any = None
-        self.place: Any = None
         self.left: Any = None
-        self.came: Any = None
-        self.busy = self.used = self.name = 0
 
     def __del__(self) -> None:
         free = getattr(self, "_free", None)
@@ -115,18 +88,14 @@ class Store:
     ) -> None:
         self.torch = torch
         self._place, self._lane = place or self._arena, lane or self._cuda
-        self.elsewhere: Place | None = None
-        """Where what is paged waits, if that was named."""
         self._lanes: dict[tuple[str, int | None], Lane] = {}
         self.lock = threading.RLock()
         self.away: dict[int, Entry] = {}
         """Parked now, by storage key."""
-        self.followed: dict[int, Entry] = {}
-        """Here, and known to a pager: their clean copies are kept."""
         self.out_bytes = self.in_bytes = 0
         """Copied so far."""
         self.errors = 0
-        """Out-of-memory errors that paging met so far and went on from."""
+        """Out-of-memory errors that parking met so far and went on from."""
 
     def _arena(self) -> Place:
         from .arena import shared
@@ -153,8 +122,8 @@ class Store:
         return sum(entry.nbytes for entry in list(self.away.values()))
 
     # -- out
-    def park(self, storages: Iterable[Any], place: Place | None = None) -> int:
-        """Empty these storages, their contents kept in `place` (None: on the host); gives the bytes that are free now.
+    def park(self, storages: Iterable[Any]) -> int:
+        """Empty these storages, their contents kept in the place; gives the bytes that are free now.
 
         What is parked already, or empty, is passed over. The order is kept, so the first ones leave first.
 
@@ -166,70 +135,25 @@ class Store:
         freed = 0
         with held_interrupts(), self.lock, quiet(self.torch):
             for storage in storages:
-                if storage._cdata in self.away or not storage.nbytes():
-                    continue
-                entry = self.followed.get(storage._cdata) or Entry(self.torch, storage)
-                freed += self.leave(entry, storage, place or self._place())
+                if storage._cdata not in self.away and storage.nbytes():
+                    freed += self._leave(Entry(self.torch, storage), storage)
         return freed
 
-    def leave(self, entry: Entry, storage: Any, place: Place | None = None) -> int:
-        """Park one storage; the bytes that are free now. Called as `park` calls it."""
-        self.save(entry, storage, place)
+    def _leave(self, entry: Entry, storage: Any) -> int:
+        entry.buffer = self._place().take(entry.nbytes)
         lane = self.lane(entry.device)
-        if entry.saving:
-            lane.vacate(entry.left)
-            entry.saving = False
-        if entry.came is not None:  # brought back and not used: its memory is given out again after the copy
-            lane.wait(entry.came)
-            entry.came = None
-        entry.away = True
-        self.away[entry.key] = entry
-        self.followed.pop(entry.key, None)
-        storage.resize_(0)
-        return entry.nbytes
-
-    def save(self, entry: Entry, storage: Any, place: Place | None = None) -> None:
-        """Start to copy one storage out, which stays: if it is not changed it leaves for nothing later.
-
-        Called as `park` calls it; raises as `park` does, and then nothing has changed.
-        """
-        if entry.nbytes != storage.nbytes():  # resized by its owner
-            self._drop_copy(entry)
-            entry.nbytes = storage.nbytes()
-        if entry.clean:
-            return
-        if entry.buffer is None:
-            entry.place = place or self.elsewhere or self._place()
-            entry.buffer = self._take(entry.place, entry.nbytes)
-        lane = self.lane(entry.device)
-        self.arrive(entry)
         try:
             entry.left = lane.out(storage, entry.buffer, entry.nbytes)
         except BaseException:
             lane.settle()  # part of it may be under way
-            self._drop_copy(entry)
+            self._drop_copy(entry, None)
             raise
         self.out_bytes += entry.nbytes
-        entry.clean = entry.saving = True
-
-    def _take(self, place: Place, nbytes: int) -> Any:
-        """A buffer; where there is no room, copies of what is here make it: first those that no longer hold."""
-        while True:
-            try:
-                return place.take(nbytes)
-            except Refused:
-                kept = [e for e in self.followed.values() if e.buffer is not None]
-                useless = [e for e in kept if not e.clean] or [e for e in kept if not e.saving] or kept
-                if not useless:
-                    raise
-                for entry in useless:
-                    self._drop_copy(entry)
-
-    def changes(self, entry: Entry) -> None:
-        """What is enqueued from now on may write to the storage."""
-        if entry.saving:
-            self.lane(entry.device).wait(entry.left)
-        entry.clean = entry.saving = False
+        lane.vacate(entry.left)
+        entry.away = True
+        self.away[entry.key] = entry
+        storage.resize_(0)
+        return entry.nbytes
 
     # -- back
     def bring_back(self, entries: Iterable[Entry] | None = None) -> int:
@@ -246,59 +170,46 @@ class Store:
         with held_interrupts(), self.lock, quiet(self.torch):
             for entry in list(self.away.values()) if entries is None else entries:
                 if entry.away:
-                    copied += self.come(entry)
-                    self.arrive(entry)
+                    copied += self._come(entry)
             for lane in self._lanes.values():
                 lane.settle()
         return copied
 
-    def come(self, entry: Entry, keep: bool = False) -> int:
-        """Start to bring one back, called as `bring_back` calls it; `arrive` before anything computes with it.
-
-        With `keep` its copy stays, to leave again for nothing if it was not changed.
-        """
+    def _come(self, entry: Entry) -> int:
         storage = self.storage(entry)
         if storage is None or storage.nbytes():  # died, or given memory by its owner
-            self.forget(entry)
+            self._forget(entry)
             return 0
-        entry.came = self.lane(entry.device).back(storage, entry.buffer, entry.nbytes, entry.left)
+        lane = self.lane(entry.device)
+        came = lane.back(storage, entry.buffer, entry.nbytes, entry.left)
         entry.away = False
         self.in_bytes += entry.nbytes
         del self.away[entry.key]
-        if keep:
-            self.followed[entry.key] = entry
-        else:
-            self._drop_copy(entry)
+        self._drop_copy(entry, came)
+        if came is not None:
+            lane.wait(came)
         return entry.nbytes
 
-    def arrive(self, entry: Entry) -> None:
-        """What is enqueued from now on may use the storage."""
-        if entry.came is not None:
-            self.lane(entry.device).wait(entry.came)
-            entry.came = None
-
     # -- copies that are of no more use
-    def _drop_copy(self, entry: Entry) -> None:
-        buffer, entry.buffer, entry.clean = entry.buffer, None, False
-        entry.saving = False
+    def _drop_copy(self, entry: Entry, came: Any) -> None:
+        buffer, entry.buffer = entry.buffer, None
         if buffer is not None:
-            entry.place.give(buffer, (entry.left, entry.came))
+            self._place().give(buffer, (entry.left, came))
             entry.left = None
 
-    def forget(self, entry: Entry) -> None:
-        """No longer followed; its copy is given back."""
+    def _forget(self, entry: Entry) -> None:
+        """Its copy is given back."""
         self.away.pop(entry.key, None)
-        self.followed.pop(entry.key, None)
         entry.away = False
-        self._drop_copy(entry)
+        self._drop_copy(entry, None)
 
     def sweep(self) -> int:
         """Forget storages that have died; how many."""
         expired = self.torch.UntypedStorage._expired
         with self.lock:
-            dead = [e for e in (*self.away.values(), *self.followed.values()) if expired(e.weak)]
+            dead = [e for e in self.away.values() if expired(e.weak)]
             for entry in dead:
-                self.forget(entry)
+                self._forget(entry)
         return len(dead)
 
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..threads import WATCHED
-from .doors import Doors, unpin
+from .doors import Doors
 from .mode import Watcher, mode
-from .parked import Entry, Store, held_interrupts, store
+from .parked import Store, held_interrupts, store
 
 __all__ = ["Session", "existing", "session"]
 
@@ -26,12 +26,10 @@ class Session:
         self.torch = torch
         self.store = parked or store(torch)
         self.watcher = Watcher(torch, self.store)
-        self._doors = Doors(torch, self.store, lambda: mode(self.watcher), self._fetch)
+        self._doors = Doors(torch, self.store, lambda: mode(self.watcher))
         self._mode: Any = None
         self._thread: int | None = None
         self._depth = 0
-        self.place = "the host"
-        """Where what is paged waits, as a user says it."""
 
     @property
     def on(self) -> bool:
@@ -47,15 +45,6 @@ class Session:
         finally:
             self._depth -= 1
             self.settle()
-
-    def _fetch(self, entry: Entry) -> None:
-        """Its address is asked for: it comes back, and does not leave before the statement has ended."""
-        pager = self.watcher.pager
-        if pager is not None:
-            pager.fetch(entry)
-        elif entry.away:
-            self.store.bring_back([entry])
-        entry.pinned = True
 
     def _switch_on(self) -> None:
         with held_interrupts():
@@ -76,12 +65,7 @@ class Session:
         if self._mode is None or self._depth:
             return self.store.nbytes
         self.store.sweep()
-        unpin(self.store.followed.values())
-        unpin(self.store.away.values())
         if self.store.away:
-            pager = self.watcher.pager
-            if pager is not None and pager.room() < self.store.nbytes:
-                return self.store.nbytes
             try:
                 self.store.bring_back()
             except RuntimeError:  # no room yet
@@ -99,9 +83,7 @@ class Session:
             made.__exit__(None, None, None)
             WATCHED.discard(self._thread)
             self._doors.leave()
-            self.watcher.pager = self.watcher.retry = self.store.elsewhere = None
-            for entry in list(self.store.followed.values()):
-                self.store.forget(entry)
+            self.watcher.retry = None
 
 
 _sessions: list[Session] = []
