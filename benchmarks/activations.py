@@ -23,12 +23,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "gpu")]
 
 import torch  # noqa: E402
 
-from cuda_magic.memory.torch import parking  # noqa: E402
-from cuda_magic.memory.torch.parking import slab  # noqa: E402
-from cuda_magic.memory.torch.parking.activations import Activations  # noqa: E402
-from cuda_magic.memory.torch.parking.arena import shared  # noqa: E402
-from cuda_magic.memory.torch.parking.budget import Budget  # noqa: E402
-from cuda_magic.memory.torch.parking.copies import Copies  # noqa: E402
+from cuda_magic.memory.torch import offload  # noqa: E402
+from cuda_magic.memory.torch.offload import pinned_memory  # noqa: E402
+from cuda_magic.memory.torch.offload.activations import Activations  # noqa: E402
+from cuda_magic.memory.torch.offload.budget import Budget  # noqa: E402
+from cuda_magic.memory.torch.offload.host_pool import shared  # noqa: E402
+from cuda_magic.memory.torch.offload.tensor_copies import Copies  # noqa: E402
 
 GIB, ONE = 1 << 30, 256 << 20
 ROWS = ((0, 2, 2), (1, 1, 2), (1, 1, 3), (1, 2, 3), (2, 1, 3), (2, 1, 4), (4, 1, 5), (12, 1, 13), (24, 1, 25))
@@ -155,7 +155,7 @@ def middle(runs: list[dict[str, float]]) -> dict[str, float]:
 
 def first(model: Any) -> dict[str, float]:
     """The very first step with hooks, which makes the host memory too; how long that took."""
-    parking.release()
+    offload.release()
     spent = {"touch_s": 0.0, "slab_s": 0.0}
 
     def clocked(name: str, do: Any) -> Any:
@@ -168,12 +168,12 @@ def first(model: Any) -> dict[str, float]:
 
         return run
 
-    mapped, made = slab._mapped, slab.Slab.__init__
-    slab._mapped, slab.Slab.__init__ = clocked("touch_s", mapped), clocked("slab_s", made)
+    mapped, made = pinned_memory._mapped, pinned_memory.Slab.__init__
+    pinned_memory._mapped, pinned_memory.Slab.__init__ = clocked("touch_s", mapped), clocked("slab_s", made)
     try:
         figures, _ = step(model, hooks(Budget(most=0)))
     finally:
-        slab._mapped, slab.Slab.__init__ = mapped, made
+        pinned_memory._mapped, pinned_memory.Slab.__init__ = mapped, made
     kinds = {one.kind for one in shared(torch)._slabs}
     return {**figures, **spent, "host_GiB": shared(torch).held / GIB, "kind": ", ".join(sorted(kinds))}
 

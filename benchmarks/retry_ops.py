@@ -29,8 +29,8 @@ import torch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-from cuda_magic.memory.torch.parking.retry import Retry  # noqa: E402
-from cuda_magic.memory.torch.parking.session import session  # noqa: E402
+from cuda_magic.memory.torch.offload.op_retry import Retry  # noqa: E402
+from cuda_magic.memory.torch.offload.session import session  # noqa: E402
 
 LEFT_OUT = ("empty", "new_empty")
 """Their contents are whatever was there."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..machine import machine
-from ..memory.torch import ranks
+from ..memory.torch import distributed
 from . import figures, randomness
 from .classify import classify, judge
 from .first_call import why_not
@@ -55,7 +55,7 @@ def noticed(run: GuardRun, error: BaseException, step: Step) -> bool:
     trial.held = _held(room.allocated, fault.sizes.allocated) if room is not None else None
     signature = (fault.kind.id, fault.sizes.requested, trial.held or fault.sizes.allocated)
     trial.stuck, trial.signature = signature == trial.signature, signature
-    refused = ranks.changed(trial.ranks, run.namespace)
+    refused = distributed.changed(trial.ranks, run.namespace)
     if not refused and not options.consent:
         reason = why_not(error, step, run.namespace)
         refused = [reason] if reason else []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..allocation.session import Session
 from ..machine import machine
-from ..memory.torch import ranks
+from ..memory.torch import distributed
 from ..render.units import bytes_text
 from . import figures, randomness, waiting
 from .report import Report
@@ -153,7 +153,7 @@ class GuardRun:
             if self.step is not None:
                 self.done.append(self.step.node)  # what they read is asked only in a rescue
             self.step, self.trial = step, Trial()
-            self.trial.ranks = ranks.position()
+            self.trial.ranks = distributed.position()
             if self.options.consent:
                 self.trial.figures = figures.numbers()
                 self.trial.random = randomness.take(allocator or machine().allocator())

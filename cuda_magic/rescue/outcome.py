@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from ..machine import machine
-from ..memory.torch import ranks
+from ..memory.torch import distributed
 from .guard import count_ooms
 from .report import Report, RoomMade
 
@@ -70,7 +70,7 @@ def report(run: GuardRun, status: str, error: BaseException | None) -> Report:
     s.fault = fault
     where = survey(s, error)
     refused = list(trial.refused)
-    behind = ranks.left_behind()
+    behind = distributed.left_behind()
     if behind:
         common["notes"] += (behind,)
     if refused:

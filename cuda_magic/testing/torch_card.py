@@ -23,14 +23,14 @@ from ..memory.allocator import Segment, Stats
 from ..memory.compaction.rules import Rules
 from ..memory.torch import scan
 from ..memory.torch.caching import TorchAllocator
-from ..memory.torch.parking.activations import Activations
-from ..memory.torch.parking.arena import Arena, Buffer
-from ..memory.torch.parking.budget import Budget
-from ..memory.torch.parking.control import Control
-from ..memory.torch.parking.lane import PlainLane
-from ..memory.torch.parking.operands import storages
-from ..memory.torch.parking.parked import Store
-from ..memory.torch.parking.session import Session
+from ..memory.torch.offload.activations import Activations
+from ..memory.torch.offload.budget import Budget
+from ..memory.torch.offload.host_pool import Buffer, HostPool
+from ..memory.torch.offload.op_control import OpControl
+from ..memory.torch.offload.operands import storages
+from ..memory.torch.offload.session import Session
+from ..memory.torch.offload.storage_copies import PlainLane
+from ..memory.torch.offload.store import Store
 from ..memory.torch.room import SHARE
 from ..render.units import bytes_text
 from .real import real_gpus
@@ -184,7 +184,7 @@ class _CpuAllocator(TorchAllocator):
 
     label = "PRACTICE"
 
-    def __init__(self, count: Count, session: Session, arena: Arena) -> None:
+    def __init__(self, count: Count, session: Session, arena: HostPool) -> None:
         super().__init__()
         self.count, self.session, self.arena = count, session, arena
         self._practice_room: PracticeTorchRoom | None = None
@@ -249,8 +249,8 @@ class _CpuAllocator(TorchAllocator):
     def moving_refused(self, device: int, *, doing: str = "move") -> str:
         return "" if doing == "save" else "the practice card has no heap in which tensors could be moved"
 
-    def ops(self) -> Control:
-        return Control(self.torch, used=self.session, kind="cpu", errors=lambda: self.count.errors)
+    def ops(self) -> OpControl:
+        return OpControl(self.torch, used=self.session, kind="cpu", errors=lambda: self.count.errors)
 
     def activations(self, device: int, request: int) -> Activations:
         return Activations(self.torch, _Copies(self.count), self.arena, Budget(request, self.count.cap))
@@ -311,7 +311,7 @@ class PracticeTorchCard:
         self.capacity = nbytes
         """Bytes that fit."""
         self._count = Count(nbytes)
-        arena = Arena(torch, pin=False)
+        arena = HostPool(torch, pin=False)
         session = Session(torch, Store(torch, lambda: arena, lambda device: PlainLane(torch, self._count.ask)))
         self.machine = _Machine(self._count, _CpuAllocator(self._count, session, arena))
         self._mode = Counting(self._count)

@@ -281,11 +281,11 @@ def breakages() -> dict:
     """What may fail: (class, method, the error, which calls count)."""
     import torch
 
-    from cuda_magic.memory.torch.parking.arena import Arena, NoHostMemory
+    from cuda_magic.memory.torch.offload.host_pool import HostPool, NoHostMemory
 
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB (injected).")
     return {
-        "a host allocation": (Arena, "take", NoHostMemory("no host memory (injected)"), lambda *a: True),
+        "a host allocation": (HostPool, "take", NoHostMemory("no host memory (injected)"), lambda *a: True),
         "a copy": (torch.Tensor, "copy_", RuntimeError("CUDA error: a copy failed (injected)"), lambda *a: True),
         "memory for what moves or comes back": (torch.UntypedStorage, "resize_", full, lambda n, *a: n > 0),
     }

@@ -36,10 +36,10 @@ def clean():
 def hooks(keep=0, window=None):
     import torch
 
-    from cuda_magic.memory.torch import parking
-    from cuda_magic.memory.torch.parking.budget import Budget
+    from cuda_magic.memory.torch import offload
+    from cuda_magic.memory.torch.offload.budget import Budget
 
-    made = parking.hooks(torch, 0, 0, torch.cuda.get_device_properties(0).total_memory)
+    made = offload.hooks(torch, 0, 0, torch.cuda.get_device_properties(0).total_memory)
     budget = Budget if window is None else type("Small", (Budget,), {"window": property(lambda self: window)})
     made.budget = budget(most=keep)
     made.budget.keep = keep
@@ -387,7 +387,7 @@ def test_what_stays_grows_in_a_loop():
     import torch
     from record import record
 
-    from cuda_magic.memory.torch import parking
+    from cuda_magic.memory.torch import offload
 
     model = net()
     total = torch.cuda.get_device_properties(0).total_memory
@@ -414,7 +414,7 @@ def test_what_stays_grows_in_a_loop():
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(6 * GIB / total)
-    made = parking.hooks(torch, 0, 256 * MIB, 6 * GIB)
+    made = offload.hooks(torch, 0, 256 * MIB, 6 * GIB)
     torch.manual_seed(2)
     ours = run(made, 6)
     figures = {"plain_s": plain, "s": ours, "kept_GiB": made.most_kept / GIB, "moved": dict(made.moved)}
@@ -429,14 +429,14 @@ def test_the_arena_is_registered_and_fast():
     from record import record
 
     from cuda_magic.memory import host
-    from cuda_magic.memory.torch import parking
-    from cuda_magic.memory.torch.parking.arena import shared
+    from cuda_magic.memory.torch import offload
+    from cuda_magic.memory.torch.offload.host_pool import shared
 
     x = torch.arange(GIB // 4, dtype=torch.int64, device="cuda")  # 2 GiB
     y = torch.empty_like(x)
     torch.cuda.synchronize()
     arena = shared(torch)
-    parking.release()
+    offload.release()
     assert arena.held == 0
     room = arena.room()
     start = time.perf_counter()
@@ -457,7 +457,7 @@ def test_the_arena_is_registered_and_fast():
     kind = buffer.slab.kind
     del buffer, there, target, source
     start = time.perf_counter()
-    assert parking.release() >= 4 * GIB
+    assert offload.release() >= 4 * GIB
     figures["release_s"] = time.perf_counter() - start
     record("arena", figures)
     assert kind == "registered"

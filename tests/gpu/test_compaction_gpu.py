@@ -184,7 +184,7 @@ def test_where_the_time_goes(card):
     import torch._dynamo  # noqa: F401
     from record import record
 
-    from cuda_magic.memory.torch import allocator, reach, snapshot
+    from cuda_magic.memory.torch import allocator, gc_objects, snapshot
 
     own = allocator()
     live = [empty(card, 64 * MIB) for _ in range(56)]
@@ -204,7 +204,7 @@ def test_where_the_time_goes(card):
         {
             "objects": len(gc.get_objects()),
             "get_objects": best(gc.get_objects),
-            "reach": best(lambda: reach.reach(card)),
+            "reach": best(lambda: gc_objects.reach(card)),
             "get_referrers, 4 classes": best(lambda: gc.get_referrers(*wanted)),
             "snapshot": best(lambda: snapshot.read(card)),
             "synchronize": best(lambda: own.healthy(0)),

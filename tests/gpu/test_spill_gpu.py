@@ -63,7 +63,7 @@ CHILDREN = {
     "    except KeyboardInterrupt: came += 1; left = a.settle()\n"
     "    assert left == 0, left\n"
     "    assert sums == [float(t.sum(dtype=torch.float64)) for t in ts], i\n"
-    "from cuda_magic.memory.torch.parking import session_if_any\n"
+    "from cuda_magic.memory.torch.offload import session_if_any\n"
     "print(json.dumps([came, long, session_if_any().on]))",
     "limits": "import torch, json\nfrom cuda_magic.memory.torch import allocator\nG = 2**30\n"
     "def E(g): return torch.empty(int(g*G), dtype=torch.uint8, device='cuda')\n"
@@ -144,7 +144,7 @@ def keep(shared):
     shared.run("KEEP = set(globals()) | {'KEEP', 'state'}")
     shared.run(
         "def state():\n"
-        "    from cuda_magic.memory.torch.parking import session_if_any\n"
+        "    from cuda_magic.memory.torch.offload import session_if_any\n"
         "    s = session_if_any()\n"
         "    return [s.store.nbytes, s.on] if s else [0, False]"
     )
@@ -194,18 +194,18 @@ def test_too_full_afterwards(kernel):
 
 BREAK = {
     "the host has no room": (
-        "from cuda_magic.memory.torch.parking.arena import shared\n"
+        "from cuda_magic.memory.torch.offload.host_pool import shared\n"
         "arena = shared(torch); arena.release(); old = arena._limit; arena._limit = 1 << 30",
         "arena._limit = old",
     ),
     "the host fails to give memory": (
-        "from cuda_magic.memory.torch.parking import arena as A\n"
+        "from cuda_magic.memory.torch.offload import host_pool as A\n"
         "A.shared(torch).release(); old = A.Slab\n"
         "def no(*a): raise MemoryError('none left')\nA.Slab = no",
         "A.Slab = old",
     ),
     "the second copy fails": (
-        "from cuda_magic.memory.torch.parking.lane import CudaLane\nold = CudaLane.out; n = []\n"
+        "from cuda_magic.memory.torch.offload.storage_copies import CudaLane\nold = CudaLane.out; n = []\n"
         "def out(*a):\n    n.append(1)\n    if len(n) == 2: raise RuntimeError('copy failed')\n    return old(*a)\n"
         "CudaLane.out = out",
         "CudaLane.out = old",
@@ -281,7 +281,7 @@ def test_parking_on_a_card_that_is_full():
     """Under 40 MiB left for all: no streams are made, what leaves is intact, and comes back."""
     code = (
         "import torch, json\nfrom cuda_magic.memory.torch import allocator\n"
-        "from cuda_magic.memory.torch.parking.arena import shared\nM = 1 << 20\n"
+        "from cuda_magic.memory.torch.offload.host_pool import shared\nM = 1 << 20\n"
         "def free(): return torch.cuda.mem_get_info()[0]\n"
         "def E(n): return torch.empty(n, dtype=torch.uint8, device='cuda')\n"
         "def sums(): return [float(t.sum()) for t in ts]\n"

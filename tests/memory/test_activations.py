@@ -15,9 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from cuda_magic.memory.torch.parking.activations import Activations  # noqa: E402
-from cuda_magic.memory.torch.parking.arena import Arena, NoHostMemory  # noqa: E402
-from cuda_magic.memory.torch.parking.budget import Budget  # noqa: E402
+from cuda_magic.memory.torch.offload.activations import Activations  # noqa: E402
+from cuda_magic.memory.torch.offload.budget import Budget  # noqa: E402
+from cuda_magic.memory.torch.offload.host_pool import HostPool, NoHostMemory  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn = torch.nn
@@ -70,7 +70,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-ARENA = Arena(torch, pin=False, limit=512 << 20)
+ARENA = HostPool(torch, pin=False, limit=512 << 20)
 
 
 def made(keep=0, arena=None, copies=None, least=256, window=None):
@@ -283,20 +283,20 @@ def test_what_left_before_it_was_changed_gives_the_numbers_of_the_moment_of_savi
 
 def test_while_they_are_in_force_nothing_else_parks():
     """The table of what forbids parking sees it; afterwards it does not, an error or not."""
-    from cuda_magic.memory.torch import parking
+    from cuda_magic.memory.torch import offload
 
     with made():
-        assert parking.saving()
-    assert not parking.saving()
+        assert offload.saving()
+    assert not offload.saving()
     with pytest.raises(ValueError), made():
         raise ValueError
-    assert not parking.saving()
+    assert not offload.saving()
 
 
 @pytest.mark.parametrize("case", ["cnn", "encoder bf16 dropout", "checkpoint reentrant"])
 def test_under_the_mode_that_watches_each_op(case):
     """Spill, paging and the retry at the call watch every op, the hooks' own too: the numbers stay the plain ones."""
-    from cuda_magic.memory.torch.parking.control import Control
+    from cuda_magic.memory.torch.offload.op_control import OpControl
 
     class Never:
         def judge(self, error):
@@ -309,7 +309,7 @@ def test_under_the_mode_that_watches_each_op(case):
     torch.manual_seed(0)
     model, x = make(), torch.randn(*shape).requires_grad_(grad)
     reference = step(model, x, amp=amp)
-    with Control(torch, kind="cpu").at_call(Never()):
+    with OpControl(torch, kind="cpu").at_call(Never()):
         hooks = made(window=0)
         assert same(step(model, x, hooks, amp), reference)
     assert hooks.moved["in"] > 0
@@ -422,7 +422,7 @@ def test_a_full_host_leaves_the_rest_on_the_card():
     torch.manual_seed(0)
     model, x = mlp(), torch.randn(512, 64)
     reference = step(model, x)
-    small = Arena(torch, pin=False, limit=0)
+    small = HostPool(torch, pin=False, limit=0)
     with pytest.raises(NoHostMemory):
         small.take(1)
     hooks = made(arena=small)
@@ -480,19 +480,19 @@ def test_out_of_memory_in_the_backward_pass_is_the_users_error_and_backward_can_
 def test_hooks_are_made_anew_for_each_statement(monkeypatch):
     """As the rung makes them: twice, on the shared arena; a torch that tells too little is refused."""
     from cuda_magic.errors import Refused
-    from cuda_magic.memory.torch import parking
-    from cuda_magic.memory.torch.parking import arena, copies
+    from cuda_magic.memory.torch import offload
+    from cuda_magic.memory.torch.offload import host_pool, tensor_copies
 
-    monkeypatch.setattr(copies, "Copies", lambda *_: Plain())
-    monkeypatch.setattr(arena, "_shared", [])
+    monkeypatch.setattr(tensor_copies, "Copies", lambda *_: Plain())
+    monkeypatch.setattr(host_pool, "_shared", [])
     torch.manual_seed(0)
     model, x = mlp(), torch.randn(512, 64)
     reference = step(model, x)
     for _ in range(2):
-        assert same(step(model, x, parking.hooks(torch, 0, 1 << 20, 1 << 30)), reference)
+        assert same(step(model, x, offload.hooks(torch, 0, 1 << 20, 1 << 30)), reference)
     monkeypatch.delattr(torch._C, "_storage_Use_Count")
     with pytest.raises(Refused, match="does not tell enough"):
-        parking.hooks(torch, 0, 1 << 20, 1 << 30)
+        offload.hooks(torch, 0, 1 << 20, 1 << 30)
 
 
 def test_an_error_of_ours_leaves_the_tensor_where_it_is(monkeypatch):
@@ -529,7 +529,7 @@ def test_interrupts_at_random_moments_cost_nothing():
     start = time.perf_counter()
     step(model, x, made())
     length = time.perf_counter() - start
-    arrived, arena = 0, Arena(torch, pin=False, limit=256 << 20)
+    arrived, arena = 0, HostPool(torch, pin=False, limit=256 << 20)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for _ in range(150):

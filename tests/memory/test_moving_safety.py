@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cuda_magic.memory.torch import native, parking, safety, scan, threads  # noqa: E402
-from cuda_magic.memory.torch.reach import reach  # noqa: E402
+from cuda_magic.memory.torch import native_kernels, offload, safety, scan, threads  # noqa: E402
+from cuda_magic.memory.torch.gc_objects import reach  # noqa: E402
 
 KEEP: list[object] = []
 
@@ -31,7 +31,7 @@ def process(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(safety, "CONSUMERS", ("no such library",))
-    monkeypatch.setattr(native, "extension", lambda torch: "")
+    monkeypatch.setattr(native_kernels, "extension", lambda torch: "")
     monkeypatch.setattr(threads, "using_cuda", lambda: "")
     yield monkeypatch
     KEEP.clear()
@@ -86,7 +86,7 @@ def compiled(patch):
 
 
 def saves(patch):
-    patch.setattr(parking, "saving", lambda: True)
+    patch.setattr(offload, "saving", lambda: True)
 
 
 def a_triton_kernel(patch):
@@ -94,7 +94,7 @@ def a_triton_kernel(patch):
 
 
 def an_extension(patch):
-    patch.setattr(native, "extension", lambda torch: "flash_attn")
+    patch.setattr(native_kernels, "extension", lambda torch: "flash_attn")
 
 
 CAUSES = {
@@ -211,7 +211,7 @@ def test_only_threads_that_may_use_cuda_count():
 
 def test_no_library_of_this_process_counts_as_native_by_mistake():
     """torch's own libraries and those without kernels are passed over."""
-    assert native.extension(torch) == ""
+    assert native_kernels.extension(torch) == ""
 
 
 def test_every_tensor_is_reached_and_nothing_of_the_users_runs():

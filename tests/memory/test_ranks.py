@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cuda_magic.memory.torch import ranks
+from cuda_magic.memory.torch import distributed
 
 
 class Group:
@@ -38,24 +38,29 @@ def job(monkeypatch):
 def test_nothing_is_asked_outside_of_a_job(monkeypatch):
     """No torch.distributed, or one rank: as without ranks."""
     monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d", raising=False)
-    assert ranks.position() == () and ranks.changed((), {}) == [] and not ranks.alone() and not ranks.left_behind()
+    assert (
+        distributed.position() == ()
+        and distributed.changed((), {}) == []
+        and not distributed.alone()
+        and not distributed.left_behind()
+    )
 
 
 def test_a_collective_of_any_group_forbids_the_repeat(job):
     """Each group counts; a new group is a collective too."""
-    before = ranks.position()
-    assert before == (("0", 7), ("1", 2)) and ranks.changed(before, {}) == []
+    before = distributed.position()
+    assert before == (("0", 7), ("1", 2)) and distributed.changed(before, {}) == []
     job[1].count = 4
-    assert ranks.changed(before, {}) == [
+    assert distributed.changed(before, {}) == [
         "rank 2 of 4 entered 2 collectives with the other ranks, which would not repeat them"
     ]
-    assert "entered" in ranks.changed((), {})[0]  # the job was begun by the statement itself
+    assert "entered" in distributed.changed((), {})[0]  # the job was begun by the statement itself
 
 
 def test_a_backend_that_does_not_count_forbids_it_too(job):
     """What cannot be told is not taken for nothing."""
     job[0].count = None
-    assert "does not tell" in ranks.changed(ranks.position(), {})[0]
+    assert "does not tell" in distributed.changed(distributed.position(), {})[0]
 
 
 def test_sends_from_rank_to_rank_over_nccl_forbid_it(job, monkeypatch):
@@ -67,8 +72,8 @@ def test_sends_from_rank_to_rank_over_nccl_forbid_it(job, monkeypatch):
 
         inner()
 
-    before = ranks.position()
-    assert ranks.changed(before, {"f": len, "n": 1}) == []
-    assert "stage()" in ranks.changed(before, {"stage": stage})[0]
+    before = distributed.position()
+    assert distributed.changed(before, {"f": len, "n": 1}) == []
+    assert "stage()" in distributed.changed(before, {"stage": stage})[0]
     monkeypatch.setitem(sys.modules, "torch.distributed.pipelining", object())
-    assert "pipelining" in ranks.changed(before, {})[0]
+    assert "pipelining" in distributed.changed(before, {})[0]

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from test_activations import KIB, made, one_thread  # noqa: E402, F401
 
-from cuda_magic.memory.torch.parking import recompute  # noqa: E402
+from cuda_magic.memory.torch.offload import recompute  # noqa: E402
 
 pytestmark = pytest.mark.torch
 nn = torch.nn

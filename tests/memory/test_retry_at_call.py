@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from parking_doubles import Card, CardMode, Rescue  # noqa: E402
+from offload_doubles import Card, CardMode, Rescue  # noqa: E402
 
-from cuda_magic.memory.torch.parking.retry import Retry  # noqa: E402
+from cuda_magic.memory.torch.offload.op_retry import Retry  # noqa: E402
 
 KIB = 1024
 

@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 sys.path.append(str(Path(__file__).parents[1] / "memory"))
 
-from parking_doubles import Card, CardMode  # noqa: E402
+from offload_doubles import Card, CardMode  # noqa: E402
 
 from cuda_magic.machine import RealMachine, use  # noqa: E402
 from cuda_magic.memory.allocator import Stats, Storage  # noqa: E402
 from cuda_magic.memory.torch.caching import TorchAllocator  # noqa: E402
-from cuda_magic.memory.torch.parking.control import Control  # noqa: E402
+from cuda_magic.memory.torch.offload.op_control import OpControl  # noqa: E402
 from cuda_magic.rescue.guard import GuardRun  # noqa: E402
 
 MIB = 1 << 20
@@ -83,7 +83,7 @@ class CardAllocator(TorchAllocator):
         return 0 if excess else self.session.store._place().release()
 
     def ops(self):
-        return Control(self.torch, used=self.session, kind="cpu")
+        return OpControl(self.torch, used=self.session, kind="cpu")
 
 
 class Machine(RealMachine):

@@ -141,12 +141,12 @@ class TestWhatWasRecorded:
     def said(self, function, *arguments):
         import torch
 
-        from cuda_magic.memory.torch import recorded
+        from cuda_magic.memory.torch import autograd_trace
 
         try:
             function(*arguments)
         except RuntimeError as error:
-            return recorded.reason(torch, error)
+            return autograd_trace.reason(torch, error)
         raise AssertionError
 
     def model(self):
@@ -221,7 +221,7 @@ class TestWhatWasRecorded:
 
         import torch
 
-        from cuda_magic.memory.torch import recorded
+        from cuda_magic.memory.torch import autograd_trace
 
         seen = []
 
@@ -233,7 +233,7 @@ class TestWhatWasRecorded:
         try:
             run()
         except RuntimeError as error:
-            assert recorded.reason(torch, error) == ""
+            assert autograd_trace.reason(torch, error) == ""
             traceback.clear_frames(error.__traceback__)
             gc.disable()
             try:
@@ -244,7 +244,7 @@ class TestWhatWasRecorded:
 
 COMPILED = """
 import torch
-from cuda_magic.memory.torch import native, safety, threads
+from cuda_magic.memory.torch import native_kernels, safety, threads
 torch.cuda.get_allocator_backend = lambda: "native"
 torch.cuda.is_current_stream_capturing = lambda: False
 threads.using_cuda = lambda: ""

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "memory"))
 
-from parking_doubles import Card, CardMode  # noqa: E402
+from offload_doubles import Card, CardMode  # noqa: E402
 from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
 
 from cuda_magic.errors import Refused  # noqa: E402
@@ -23,8 +23,8 @@ from cuda_magic.machine import use  # noqa: E402
 from cuda_magic.memory.allocator import Stats  # noqa: E402
 from cuda_magic.memory.torch import safety, scan  # noqa: E402
 from cuda_magic.memory.torch.caching import TorchAllocator  # noqa: E402
-from cuda_magic.memory.torch.parking import session as sessions  # noqa: E402
-from cuda_magic.memory.torch.parking import unused as unused_module  # noqa: E402
+from cuda_magic.memory.torch.offload import session as sessions  # noqa: E402
+from cuda_magic.memory.torch.offload import unreferenced as unused_module  # noqa: E402
 from cuda_magic.rescue.rungs.spill import choose  # noqa: E402
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..allocator import Ops, Saved, Segment, Stats, Storage, Survey
 from ..compaction.rules import Rules
-from . import libraries, mover, parking, randomness, recorded, safety, scan, settings, snapshot
+from . import autograd_trace, mover, offload, rng, safety, scan, settings, snapshot, workspaces
 
 if TYPE_CHECKING:
     from ...allocation.handler import Room
@@ -136,10 +136,10 @@ class TorchAllocator:
             self.torch.cuda.empty_cache()
 
     def clear_workspaces(self) -> list[str]:
-        return libraries.clear(self.torch) if self.started() else []
+        return workspaces.clear(self.torch) if self.started() else []
 
     def release_host(self, *, excess: bool = False) -> int:
-        return parking.release(excess)
+        return offload.release(excess)
 
     # -- room for a request that finds none
     def room(self) -> Room | str:
@@ -213,59 +213,59 @@ class TorchAllocator:
 
     # -- parking
     def held_below(self, value: Any) -> int:
-        from .parking.unused import held_below
+        from .offload.unreferenced import held_below
 
         return held_below(self.torch, value)
 
     def parts_below(self, value: Any) -> tuple[Any, ...]:
-        from .parking.unused import parts_below
+        from .offload.unreferenced import parts_below
 
         return parts_below(self.torch, value)
 
     def unused(self, device: int, idle: Callable[[Any], bool]) -> tuple[list[tuple[Storage, Any]], dict[str, int]]:
-        from .parking.unused import unused
+        from .offload.unreferenced import unused
 
         return unused(self.torch, device, idle) if self._ready(device) else ([], {})
 
     def park_room(self, device: int) -> int:
-        from .parking.arena import shared
+        from .offload.host_pool import shared
 
         return shared(self.torch).room()
 
     def park(self, storages: Iterable[Storage]) -> int:
-        from .parking.session import session
+        from .offload.session import session
 
         return session(self.torch).store.park(storage.handle for storage in storages)
 
     def watched(self) -> AbstractContextManager[Any]:
-        from .parking.session import session
+        from .offload.session import session
 
         return session(self.torch).watched()
 
     def parked(self) -> int:
-        here = parking.session_if_any()
+        here = offload.session_if_any()
         pages = self._room.left() if self._room is not None else 0
         return pages + (here.store.nbytes if here is not None else 0)
 
     def absorbed(self) -> int:
-        here = parking.session_if_any()
+        here = offload.session_if_any()
         return here.store.errors if here is not None else 0
 
     def settle(self, ended: bool = False) -> int:
-        here = parking.session_if_any()
+        here = offload.session_if_any()
         pages = self._room.settle() if self._room is not None and self.started() else 0
         return pages + (here.settle(ended=ended) if here is not None else 0)
 
     # -- what autograd saves
     def recorded(self, error: BaseException) -> str:
-        return recorded.reason(self.torch, error)
+        return autograd_trace.reason(self.torch, error)
 
     def activations(self, device: int, request: int) -> Any:
         limit, memory = self.memory_limit(device), self.driver_memory(device)
         if memory is None:
             return None
         free = memory[0] + self.stats(device).reserved
-        return parking.hooks(self.torch, device, request, free if limit is None else min(limit, free))
+        return offload.hooks(self.torch, device, request, free if limit is None else min(limit, free))
 
     # -- settings
     def expandable(self) -> bool | None:
@@ -281,13 +281,13 @@ class TorchAllocator:
         modes = getattr(self.torch.utils, "_python_dispatch", None)
         if not hasattr(modes, "_disable_current_modes"):  # since torch 2.0
             return None
-        from .parking.control import Control
+        from .offload.op_control import OpControl
 
-        return Control(self.torch)
+        return OpControl(self.torch)
 
     # -- random states, so that a repeated statement draws the same numbers
     def random_state(self) -> Any:
-        return randomness.take(self.torch)
+        return rng.take(self.torch)
 
     def set_random_state(self, state: Any) -> None:
-        randomness.put_back(self.torch, state)
+        rng.put_back(self.torch, state)

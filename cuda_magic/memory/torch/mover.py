@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..allocator import Survey
 from ..compaction.rules import HEADROOM, Rules
 from . import safety, scan, settings, snapshot
-from .parking.arena import shared
-from .reach import reach
+from .gc_objects import reach
+from .offload.host_pool import shared
 
 if TYPE_CHECKING:
     from ..allocator import Storage
@@ -66,7 +66,7 @@ def host_room(torch: Any) -> int:
 
 
 def copy_out(torch: Any, storage: Storage) -> Any:
-    """The contents in the host arena, finished on return. The device is idle: nothing writes to them meanwhile."""
+    """The contents in the host pool, finished on return. The device is idle: nothing writes to them meanwhile."""
     buffer = shared(torch).take(storage.nbytes)
     for event in buffer.events:
         event.synchronize()

@@ -1,6 +1,6 @@
 """What forbids moving or parking live storages, as a table: a raw pointer may be remembered where no scan sees it.
 
-Moving (compaction) gives a storage another address; parking (spill, page) takes its memory away for a while;
+Moving (compaction) gives a storage another address; parking (spill) takes its memory away for a while;
 saving keeps on the host what autograd saves. Rows about the whole process stand in `PROCESS`, rows about one storage
 in `STORAGE`. Each says what it forbids, and what was seen to break.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from . import native, parking, threads
-from .reach import reach, referents
+from . import native_kernels, offload, threads
+from .gc_objects import reach, referents
 
 __all__ = [
     "MOVE",
@@ -141,16 +141,16 @@ def _compiled(p: _Process) -> str:
 
 
 def _saving(p: _Process) -> str:
-    return "what autograd saves is being copied to the host" if parking.saving() else ""
+    return "what autograd saves is being copied to the host" if offload.saving() else ""
 
 
 def _triton(p: _Process) -> str:
-    found = native.triton_kernel(p.alive("triton"))
+    found = native_kernels.triton_kernel(p.alive("triton"))
     return f"the Triton kernel {found} is started past torch's dispatcher" if found else ""
 
 
 def _native(p: _Process) -> str:
-    found = native.extension(p.torch)
+    found = native_kernels.extension(p.torch)
     return f"{found} may start kernels past torch's dispatcher" if found else ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..allocator import Storage
 from . import safety
-from .reach import reach
+from .gc_objects import reach
 
 __all__ = ["UNREADABLE", "kind_of", "owners", "storages", "storages_of", "tensors"]
 
@@ -117,5 +117,5 @@ def storages_of(
 
 
 def _read(torch: Any) -> Any:
-    """Gives a tensor's storage, past the doors that would bring back what is parked (parking/doors.py)."""
+    """Gives a tensor's storage, past the hooks that would bring back what is parked (offload/attribute_hooks.py)."""
     return getattr(torch._C, "TensorBase", torch.Tensor).untyped_storage

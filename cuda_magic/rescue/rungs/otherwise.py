@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...memory.torch import ranks
+from ...memory.torch import distributed
 from ..situation import Situation
 from . import Did
 
@@ -17,7 +17,7 @@ class _Otherwise:
     def skip(self, s: Situation) -> str:
         if not s.options.otherwise:
             return "--else was not given"
-        alone = ranks.alone()
+        alone = distributed.alone()
         if alone:
             return alone
         read = [name for name, _ in s.options.otherwise if name in s.read_before]

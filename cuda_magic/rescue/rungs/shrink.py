@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...memory.torch import ranks
+from ...memory.torch import distributed
 from ..options import whole_number
 from ..situation import Situation
 from . import Did
@@ -67,7 +67,7 @@ class _Shrink:
     def skip(self, s: Situation) -> str:
         if s.options.shrink is None:
             return "--shrink was not given"
-        alone = ranks.alone()
+        alone = distributed.alone()
         if alone:
             return alone
         name, floor = s.options.shrink

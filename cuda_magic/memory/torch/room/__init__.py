@@ -10,8 +10,8 @@ from typing import Any
 from ....allocation.native import NO_ROOM, TRY_AGAIN
 from ....memory import host, pools
 from ....render.units import bytes_text
-from .. import parking, threads
-from ..parking.lane import quiet
+from .. import offload, threads
+from ..offload.storage_copies import quiet
 from .holes import Holes
 from .install import Installed, install, installed, remove
 from .pages import Pages
@@ -25,7 +25,7 @@ _LEFT = 1 << 30
 _SHARE = 10
 """The host keeps this part (1/_SHARE) of what it has free, too."""
 SHARE = 32
-"""Which part of what this process may have stays free for what is not seen between two looks (parking/budget.py): a
+"""Which part of what this process may have stays free for what is not seen between two looks (offload/budget.py): a
 request that finds no room is met, so it need not be much."""
 _SPARE = 128 << 20
 """Bytes that stay free when pages come back, and for the small requests of later cells."""
@@ -219,7 +219,7 @@ class TorchRoom:
                 self._torch,
                 self._torch.device("cuda", device),
                 whole,
-                lambda request: parking.hooks(self._torch, device, 0, whole, share=SHARE),
+                lambda request: offload.hooks(self._torch, device, 0, whole, share=SHARE),
             )
         with quietly(self._torch):
             return one.make_room(nbytes)

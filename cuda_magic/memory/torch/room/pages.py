@@ -16,7 +16,7 @@ from typing import Any
 
 from ....allocation.native import CARD, HOST, Chunk, Shim
 from .. import snapshot
-from ..reach import kinds_of
+from ..gc_objects import kinds_of
 
 __all__ = ["IDLE", "Pages", "ranks"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ....errors import Refused
 from .. import safety
-from ..reach import kinds_of
+from ..gc_objects import kinds_of
 
 __all__ = ["Saved", "graph_nodes"]
 

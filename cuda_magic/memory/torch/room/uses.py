@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ....allocation.native import CARD, HOST, Chunk, Shim
-from ..parking.operands import storages
+from ..offload.operands import storages
 
 __all__ = ["Uses"]
 

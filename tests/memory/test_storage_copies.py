@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from cuda_magic.memory.torch.parking import copies, slab  # noqa: E402
-from cuda_magic.memory.torch.parking import lane as lanes  # noqa: E402
-from cuda_magic.memory.torch.parking.arena import Arena  # noqa: E402
+from cuda_magic.memory.torch.offload import pinned_memory, tensor_copies  # noqa: E402
+from cuda_magic.memory.torch.offload import storage_copies as lanes  # noqa: E402
+from cuda_magic.memory.torch.offload.host_pool import HostPool  # noqa: E402
 
 MIB = 1 << 20
 
@@ -130,7 +130,7 @@ def out_and_back(lane, arena, tensor):
 def test_on_a_full_card_the_default_stream_copies_and_memory_need_not_be_pinned():
     """Out and back with no stream made, in ordinary memory that is not kept; both better as soon as there is room."""
     fake = made(MIB)
-    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=256 * MIB)
+    lane, arena = lanes.CudaLane(fake, 0), HostPool(fake, limit=256 * MIB)
     tensor = torch.arange(1000.0)
     buffer = out_and_back(lane, arena, tensor)
     assert (buffer.slab.kind, buffer.slab.makeshift) == ("pageable", True)
@@ -152,7 +152,7 @@ def test_on_a_full_card_the_default_stream_copies_and_memory_need_not_be_pinned(
 def test_streams_do_not_take_the_room_of_what_left():
     """158 MiB free, 128 of them of what waits: made once that is back and there is room beside it."""
     fake = made(30 * MIB)
-    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=512 * MIB)
+    lane, arena = lanes.CudaLane(fake, 0), HostPool(fake, limit=512 * MIB)
     tensor = torch.zeros(32 * MIB)
     storage, buffer = tensor.untyped_storage(), arena.take(128 * MIB)
     left = lane.out(storage, buffer, 128 * MIB)
@@ -168,7 +168,7 @@ def test_streams_do_not_take_the_room_of_what_left():
 def test_streams_are_made_while_there_is_room():
     """With the lane, before anything leaves: a card that fills up afterwards is no hindrance."""
     fake = made(1 << 30)
-    lane, arena = lanes.CudaLane(fake, 0), Arena(fake, limit=256 * MIB)
+    lane, arena = lanes.CudaLane(fake, 0), HostPool(fake, limit=256 * MIB)
     fake.cuda.free = 0
     assert fake.cuda.made == 2
     out_and_back(lane, arena, torch.arange(1000.0))
@@ -179,7 +179,7 @@ def test_where_nothing_can_be_pinned_at_all_ordinary_memory_is_kept():
     """A limit on locked memory, say: the card has room, and trying again each time would help nobody."""
     fake = made(1 << 30)
     fake.cuda.cudaHostRegister = lambda *_: 1
-    arena = Arena(fake, limit=256 * MIB)
+    arena = HostPool(fake, limit=256 * MIB)
     buffer = arena.take(4000)
     assert (buffer.slab.kind, buffer.slab.makeshift) == ("pageable", False)
     arena.give(buffer)
@@ -190,14 +190,14 @@ def test_what_autograd_saves_is_copied_by_the_default_stream_on_a_full_card():
     """No stream is made; where there is room, two are."""
     for free, streams in ((20 * MIB, 0), (1 << 30, 2)):
         fake = made(free)
-        used = copies.Copies(fake, 0, 1 << 40)
+        used = tensor_copies.Copies(fake, 0, 1 << 40)
         assert fake.cuda.made == streams
         assert (used._out is fake.cuda.home) == (not streams)
 
 
 def test_a_slab_is_unused_when_its_holes_are_all_of_it():
     """Whole again, or not yet touched."""
-    one = slab.Slab(torch, 2 * MIB, False)
+    one = pinned_memory.Slab(torch, 2 * MIB, False)
     assert one.unused
     one.holes[0].size -= 4096
     assert not one.unused

@@ -15,9 +15,9 @@ from typing import Any
 
 from ....errors import Refused
 from .budget import Budget
-from .parked import Place
 from .recompute import Recipes, again
-from .saved import Kept, Parts, Record, Token, check_version
+from .saved_tensor import Kept, Parts, Record, Token, check_version
+from .store import Place
 
 __all__ = ["Activations"]
 

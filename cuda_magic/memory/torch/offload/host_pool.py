@@ -1,7 +1,7 @@
-"""The host arena: where tensors' contents wait. Kept and used again, capped by what the host has, given back on demand.
+"""The host pool: where tensors' contents wait. Kept and used again, capped by what the host has, given back on demand.
 
-`Arena.take` gives a `Buffer`; before the first copy into it the copying stream waits for `Buffer.events`.
-`Arena.give` takes it back with the event of the last copy that used it. Neither waits for the card.
+`HostPool.take` gives a `Buffer`; before the first copy into it the copying stream waits for `Buffer.events`.
+`HostPool.give` takes it back with the event of the last copy that used it. Neither waits for the card.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from ....errors import Refused
 from ....render.units import bytes_text
 from ... import host
-from .lane import tight
-from .slab import HUGE, Hole, Slab
+from .pinned_memory import HUGE, Hole, Slab
+from .storage_copies import tight
 
-__all__ = ["Arena", "Buffer", "NoHostMemory", "existing", "shared"]
+__all__ = ["Buffer", "HostPool", "NoHostMemory", "existing", "shared"]
 
 ROUND = 4096
 """Bytes to which a buffer is rounded up."""
@@ -36,7 +36,7 @@ class NoHostMemory(Refused):
 
 
 class Buffer:
-    """A piece of the arena. `data` is a tensor of exactly the bytes asked for.
+    """A piece of the pool. `data` is a tensor of exactly the bytes asked for.
 
     `events` are those of copies that used this memory before: a copy into it waits for them, on its own stream.
     `home` is the stream of the device that the memory lies on, which the host has none of.
@@ -50,7 +50,7 @@ class Buffer:
         self.data = slab.data[offset : offset + nbytes]
 
 
-class Arena:
+class HostPool:
     """Buffers on the host.
 
     Parameters
@@ -78,7 +78,7 @@ class Arena:
     # -- sizes, in bytes
     @property
     def held(self) -> int:
-        """Host memory that the arena holds, used or not."""
+        """Host memory that the pool holds, used or not."""
         return sum(slab.size for slab in self._slabs)
 
     @property
@@ -231,16 +231,16 @@ def _done(event: Any) -> bool:
         return False
 
 
-_shared: list[Arena] = []
+_shared: list[HostPool] = []
 
 
-def shared(torch: Any) -> Arena:
-    """The arena of this process, which all rungs park in."""
+def shared(torch: Any) -> HostPool:
+    """The pool of this process, in which everything waits."""
     if not _shared:
-        _shared.append(Arena(torch))
+        _shared.append(HostPool(torch))
     return _shared[0]
 
 
-def existing() -> list[Arena]:
-    """The shared arena, if anything was ever parked."""
+def existing() -> list[HostPool]:
+    """The shared pool, if anything was ever parked."""
     return list(_shared)

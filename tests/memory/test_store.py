@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from parking_doubles import Card, CardMode  # noqa: E402
+from offload_doubles import Card, CardMode  # noqa: E402
 
-from cuda_magic.memory.torch.parking import parked  # noqa: E402
-from cuda_magic.memory.torch.parking.arena import NoHostMemory  # noqa: E402
+from cuda_magic.memory.torch.offload import store  # noqa: E402
+from cuda_magic.memory.torch.offload.host_pool import NoHostMemory  # noqa: E402
 
 KIB = 1024
 
@@ -105,7 +105,7 @@ def test_a_copy_that_fails_leaves_the_tensor_where_it_was(monkeypatch):
     assert bool((tensor == 7).all())
     monkeypatch.setattr(lane, "out", good)
     session.store.park([storage_of(tensor)])
-    from cuda_magic.memory.torch.parking import lane as lanes
+    from cuda_magic.memory.torch.offload import storage_copies as lanes
 
     real = lanes._bytes
     monkeypatch.setattr(lanes, "_bytes", lambda *a: 1 / 0)
@@ -253,7 +253,7 @@ def test_held_interrupts_outside_of_the_main_thread_does_nothing():
     seen = []
 
     def work():
-        with parked.held_interrupts():
+        with store.held_interrupts():
             seen.append(1)
 
     thread = threading.Thread(target=work)

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from .lane import quiet
-from .saved import Kept, Token
+from .saved_tensor import Kept, Token
+from .storage_copies import quiet
 
 __all__ = ["LEAST", "Recipe", "Recipes"]
 

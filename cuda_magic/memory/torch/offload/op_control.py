@@ -8,14 +8,14 @@ from typing import Any
 
 from .. import safety
 from ..named import named
+from .op_retry import Rescue, Retry
 from .operands import storages
-from .retry import Rescue, Retry
 from .session import Session, existing, session
 
-__all__ = ["Control"]
+__all__ = ["OpControl"]
 
 
-class Control:
+class OpControl:
     """The session of this process, for one guard.
 
     Parameters

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .activations import Activations
-    from .arena import Buffer
+    from .host_pool import Buffer
     from .recompute import Recipe
 
 __all__ = ["Kept", "Parts", "Record", "Token", "check_version"]

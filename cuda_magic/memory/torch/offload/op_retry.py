@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .lane import quiet
 from .operands import UNTOLD
+from .storage_copies import quiet
 
 __all__ = ["Problem", "Rescue", "Retry"]
 

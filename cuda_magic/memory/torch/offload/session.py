@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..threads import WATCHED
-from .doors import Doors
-from .mode import Watcher, mode
-from .parked import Store, held_interrupts, store
+from .attribute_hooks import AttributeHooks
+from .dispatch_mode import Watcher, mode
+from .store import Store, held_interrupts, store
 
 __all__ = ["Session", "existing", "session"]
 
@@ -26,7 +26,7 @@ class Session:
         self.torch = torch
         self.store = parked or store(torch)
         self.watcher = Watcher(torch, self.store)
-        self._doors = Doors(torch, self.store, lambda: mode(self.watcher))
+        self._doors = AttributeHooks(torch, self.store, lambda: mode(self.watcher))
         self._mode: Any = None
         self._thread: int | None = None
         self._depth = 0

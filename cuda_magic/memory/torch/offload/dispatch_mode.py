@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .operands import storages
-from .parked import Entry, Store
+from .store import Entry, Store
 
 if TYPE_CHECKING:
-    from .retry import Retry
+    from .op_retry import Retry
 
 __all__ = ["Watcher", "mode"]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...allocator import Storage
 from .. import safety, scan
-from ..reach import reach
+from ..gc_objects import reach
 
 __all__ = ["held_below", "parts_below", "unused"]
 

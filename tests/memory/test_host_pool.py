@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from cuda_magic.memory import host  # noqa: E402
-from cuda_magic.memory.torch import parking  # noqa: E402
-from cuda_magic.memory.torch.parking import arena as rooms  # noqa: E402
-from cuda_magic.memory.torch.parking import slab  # noqa: E402
+from cuda_magic.memory.torch import offload  # noqa: E402
+from cuda_magic.memory.torch.offload import host_pool as rooms  # noqa: E402
+from cuda_magic.memory.torch.offload import pinned_memory  # noqa: E402
 
 pytestmark = pytest.mark.torch
 MIB = 1 << 20
@@ -28,7 +28,7 @@ class Event:
 
 
 def made(limit=256 * MIB):
-    return rooms.Arena(torch, pin=False, limit=limit)
+    return rooms.HostPool(torch, pin=False, limit=limit)
 
 
 def test_buffers_are_apart_and_exactly_as_large_as_asked_for():
@@ -97,7 +97,7 @@ def test_a_failing_host_is_told_as_such(monkeypatch):
         def fail(*_, error=error):
             raise error
 
-        monkeypatch.setattr(slab, "_mapped", fail)
+        monkeypatch.setattr(pinned_memory, "_mapped", fail)
         with pytest.raises(rooms.NoHostMemory):
             arena.take(MIB)
     assert arena.held == 0
@@ -105,7 +105,7 @@ def test_a_failing_host_is_told_as_such(monkeypatch):
 
 def test_the_host_keeps_a_part(monkeypatch):
     """A tenth of what is free, a GiB at least, is never taken."""
-    arena = rooms.Arena(torch, pin=False)
+    arena = rooms.HostPool(torch, pin=False)
     monkeypatch.setattr(host, "available", lambda: 40 << 30)
     assert arena.room() == 36 << 30
     monkeypatch.setattr(host, "available", lambda: 512 * MIB)
@@ -173,20 +173,20 @@ def test_much_is_not_kept(monkeypatch):
     monkeypatch.setattr(rooms, "_shared", [arena])
     arena.give(arena.take(100 * MIB))
     monkeypatch.setattr(host, "available", lambda: 4 << 30)
-    assert parking.release(excess=True) == 0
+    assert offload.release(excess=True) == 0
     monkeypatch.setattr(host, "available", lambda: 256 * MIB)
-    assert parking.release(excess=True) >= 100 * MIB
-    assert parking.release() == arena.held == 0
+    assert offload.release(excess=True) >= 100 * MIB
+    assert offload.release() == arena.held == 0
 
 
 def test_nothing_was_parked_nothing_to_give_back():
     """`%gpu_mem --free` imports no arena, and gives back what the shared one holds."""
-    parking.release()
+    offload.release()
     rooms.shared(torch)._pin = False
     rooms.shared(torch)._limit = 256 * MIB
     buffer = rooms.shared(torch).take(MIB)
     rooms.shared(torch).give(buffer)
     del buffer
-    assert parking.release() >= MIB
+    assert offload.release() >= MIB
     assert rooms.shared(torch).held == 0
     rooms._shared.clear()

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .parked import Store
+from .store import Store
 
-__all__ = ["Doors"]
+__all__ = ["AttributeHooks"]
 
 METHODS = ("untyped_storage", "data_ptr", "__dlpack__", "__repr__", "tolist", "numpy")
 """Of ``torch.Tensor``; ``__cuda_array_interface__``, ``storage`` and ``_typed_storage`` come by them.
 Printing runs its ops with all modes off. ``tolist`` and ``numpy`` read a CPU tensor's memory with no op."""
 
 
-class Doors:
+class AttributeHooks:
     """The doors of one store, watched between `watch` and `leave`. Both may be called again.
 
     Parameters

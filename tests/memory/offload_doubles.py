@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from cuda_magic.memory.torch.parking.arena import Arena
-from cuda_magic.memory.torch.parking.lane import PlainLane
-from cuda_magic.memory.torch.parking.operands import storages
-from cuda_magic.memory.torch.parking.parked import Store
-from cuda_magic.memory.torch.parking.session import Session
+from cuda_magic.memory.torch.offload.host_pool import HostPool
+from cuda_magic.memory.torch.offload.operands import storages
+from cuda_magic.memory.torch.offload.session import Session
+from cuda_magic.memory.torch.offload.storage_copies import PlainLane
+from cuda_magic.memory.torch.offload.store import Store
 from cuda_magic.testing.torch_card import Count, Counting
 
 torch.set_num_threads(1)  # small ops: waiting for other threads would take longer than the work
@@ -31,7 +31,7 @@ class Card(Count):
 
     def session(self, limit: int | None = 1 << 30) -> Session:
         """A session that parks what lies on this card."""
-        arena = Arena(torch, pin=False, limit=limit)
+        arena = HostPool(torch, pin=False, limit=limit)
         store = Store(torch, lambda: arena, lambda device: PlainLane(torch, self.ask))
         return Session(torch, store)
 

@@ -1,4 +1,4 @@
-"""Tensors' contents in another place for a while: the host arena, and what parks there."""
+"""Tensors' contents in another place for a while: the host pool, and what parks there."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def hooks(torch: Any, device: int, request: int, limit: int, *, share: int = 8) 
     """
     from ....errors import Refused
     from .activations import Activations
-    from .arena import shared
     from .budget import Budget
-    from .copies import Copies
+    from .host_pool import shared
+    from .tensor_copies import Copies
 
     try:
         torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -43,14 +43,14 @@ def saving() -> bool:
 
 
 def release(excess: bool = False) -> int:
-    """Give back what the shared arena holds and nobody uses; bytes of host memory, 0 where nothing was ever parked.
+    """Give back what the shared pool holds and nobody uses; bytes of host memory, 0 where nothing was ever parked.
 
     `excess`: only where it is more than a quarter of what the host can still give.
     """
-    arena = sys.modules.get(f"{__name__}.arena")  # not imported for this
-    if arena is None:
+    pool = sys.modules.get(f"{__name__}.host_pool")  # not imported for this
+    if pool is None:
         return 0
-    return sum(one.release() for one in arena.existing() if not excess or one.excessive())
+    return sum(one.release() for one in pool.existing() if not excess or one.excessive())
 
 
 def session_if_any() -> Session | None:

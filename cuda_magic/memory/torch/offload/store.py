@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from .lane import CudaLane, Lane, quiet
+from .storage_copies import CudaLane, Lane, quiet
 
 __all__ = ["Entry", "Place", "Store", "held_interrupts", "store"]
 
 
 class Place(Protocol):
-    """Where contents wait: the host arena, or memory of another card. `take` raises where it has no room."""
+    """Where contents wait: the host pool.  `take` raises where it has no room."""
 
     def take(self, nbytes: int) -> Any:
         """A buffer: ``data`` is a tensor of so many bytes, ``events`` are to be waited for before the first copy."""
@@ -78,7 +78,7 @@ class Store:
     torch
         The imported torch.
     place
-        Gives the place where contents wait; None: the shared host arena.
+        Gives the place where contents wait; None: the shared host pool.
     lane
         Makes the lane of a device; None: CUDA streams.
     """
@@ -87,7 +87,7 @@ class Store:
         self, torch: Any, place: Callable[[], Place] | None = None, lane: Callable[[Any], Lane] | None = None
     ) -> None:
         self.torch = torch
-        self._place, self._lane = place or self._arena, lane or self._cuda
+        self._place, self._lane = place or self._shared_pool, lane or self._cuda
         self._lanes: dict[tuple[str, int | None], Lane] = {}
         self.lock = threading.RLock()
         self.away: dict[int, Entry] = {}
@@ -97,8 +97,8 @@ class Store:
         self.errors = 0
         """Out-of-memory errors that parking met so far and went on from."""
 
-    def _arena(self) -> Place:
-        from .arena import shared
+    def _shared_pool(self) -> Place:
+        from .host_pool import shared
 
         return shared(self.torch)
 

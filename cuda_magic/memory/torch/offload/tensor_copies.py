@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
-from .lane import On, sides
+from .storage_copies import On, sides
 
 __all__ = ["Copies"]
 
