@@ -46,7 +46,7 @@ class RealMachine:
     label: str = ""
 
     def devices(self) -> DeviceSource:
-        from .devices.nvml import source
+        from .devices.helper import source
 
         return source()
 
@@ -59,12 +59,12 @@ class RealMachine:
         return probe(full=full)
 
     def facts(self, full: bool = False) -> Facts:
-        from .devices.nvml import Nvml
+        from .devices.helper import Helper
         from .doctor.gather import gather
 
-        reading = self.devices().read()
-        if not reading.status.ok:
-            reading = Nvml().read()  # an old failure is kept for a while: the doctor asks anew
+        nvml = self.devices()
+        # an old failure is kept for a while: the doctor asks anew
+        reading = nvml.read(anew=True) if isinstance(nvml, Helper) else nvml.read()
         return gather(self.startup(full=full), reading)
 
 

@@ -55,6 +55,11 @@ class Nvml:
         self._versions: tuple[str | None, str | None] = (None, None)
         self._nvml: Any = None
 
+    @property
+    def well(self) -> bool:
+        """Whether the last reading was had."""
+        return self._status.ok
+
     def read(self, *, processes: bool = True, slow: bool = True) -> Reading:
         """One reading. What cannot be read is None, and why is a sentence; without `slow` the last slow values stay."""
         with self._lock:

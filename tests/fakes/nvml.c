@@ -8,8 +8,10 @@
  *   nproc.0 1 | ngproc.0 0 | mig.0 1 | nmig.0 2
  *   error.nvmlDeviceGetName 3     the call fails with this code;  error.nvmlDeviceGetName.0 for one device only
  *   error.any.0 15                every call on device 0 fails
+ *   error.nvmlDeviceGetName hang  it never returns;  crash: SIGSEGV;  slow 300: it takes 300 ms
  */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +82,9 @@ static int enter(const char *name, const char *id) {
     const char *code = id ? get(key, id) : NULL;
     if (!code) code = get(key, NULL);
     if (!code && id) code = get("error.any", id);
+    if (code && !strcmp(code, "hang")) while (1) pause();
+    if (code && !strcmp(code, "crash")) raise(SIGSEGV);
+    if (code && !strncmp(code, "slow ", 5)) { usleep(1000 * atoi(code + 5)); code = NULL; }
     if (code) return atoi(code);
     if (strncmp(name, "nvmlInit", 8) && (!initialised || owner != getpid())) return 1;
     return 0;
