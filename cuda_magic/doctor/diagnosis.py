@@ -140,7 +140,7 @@ def diagnose(facts: Facts, show_private: bool = False) -> Diagnosis:
     causes, symptoms = order(found)
     if not show_private:
         causes, symptoms = (tuple(_cleaned(one) for one in group) for group in (causes, symptoms))
-    verdict = _verdict(causes)
+    verdict = _verdict(causes) if facts.startup.ok else UNUSABLE  # healthy is said only of what answered
     return Diagnosis(
         schema_version=SCHEMA_VERSION,
         label=facts.label,
@@ -152,7 +152,7 @@ def diagnose(facts: Facts, show_private: bool = False) -> Diagnosis:
         explained=symptoms,
         versions=_versions(facts, {one.id for one in causes}),
         checks=tuple(check.id for check in CHECKS),
-        failed_checks=tuple(failed),
+        failed_checks=(*failed, *(f"facts of {one}" for one in facts.unknown)),
         startup_seconds=facts.startup.seconds,
         processes=_processes(facts) if show_private else (),
     )
@@ -169,14 +169,17 @@ def _verdict(causes: Sequence[Finding]) -> str:
 
 
 def _sentence(verdict: str, causes: Sequence[Finding], facts: Facts) -> str:
-    count = facts.startup.device_count
-    devices = f"{count} device{'' if count == 1 else 's'}"
-    if verdict == HEALTHY:
-        return f"CUDA works here, {devices}."
-    if verdict == FINDINGS:
-        return f"CUDA works here, {devices}, with something to look at."
+    s = facts.startup
+    devices = f"{s.device_count} device{'' if s.device_count == 1 else 's'}"
+    if verdict != UNUSABLE:
+        does = "works" if s.allocated else "starts"
+        more = ", with something to look at." if verdict == FINDINGS else "."
+        return f"CUDA {does} here, {devices}{more}" + ("" if s.allocated else " No tensor was tried (--full does).")
+    if not causes or causes[0].id in ("startup.not-tried", "startup.silent", "startup.unclear"):
+        return "CUDA could not be tried here."
     if causes[0].id == "driver.none":
-        return "no CUDA here, and nothing to repair."
+        here = facts.platform.service or facts.platform.batch
+        return "no GPU was given to this session." if here else "no CUDA here, and nothing to repair."
     return "CUDA cannot be used here." if causes[0].severity == ERROR else "CUDA cannot be used as things stand."
 
 

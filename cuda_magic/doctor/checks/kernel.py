@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
+from ..versions import release
 
 
 def bad_fork(facts: Facts) -> Finding | None:
@@ -51,11 +52,25 @@ def allocator(facts: Facts) -> Finding | None:
     return Finding(
         ERROR,
         f"{verdict.variable}={verdict.value} is not a configuration that torch takes.",
-        f"{verdict.problem} The first CUDA allocation raises, and with torch 2.11 the second one ends the kernel.",
-        f"Before CUDA starts:\n%cuda_env --unset {verdict.variable}",
-        "seen on an H200, torch 2.11",
+        f"{verdict.problem[:1].upper()}{verdict.problem[1:].rstrip('.')}. {_harm(facts, verdict.problem)}",
+        f"{'Before torch is imported' if _at_import(facts, verdict.problem) else 'Before CUDA starts'}:\n"
+        f"%cuda_env --unset {verdict.variable}"
+        + ("\n%cuda_env --restart" if facts.kernel.torch_imported or facts.kernel.cuda_started else ""),
+        "seen on an H200, torch 2.11; on torch 2.14.1+cu130",
         unusable=True,
     )
+
+
+def _at_import(facts: Facts, problem: str) -> bool:
+    """From 2.14 on torch reads the value when it is imported, and one that breaks off ends the process there."""
+    version = release(facts.torch.version) if facts.torch is not None else None
+    return version is not None and version >= (2, 14) and "half-written" in problem
+
+
+def _harm(facts: Facts, problem: str) -> str:
+    if _at_import(facts, problem):
+        return "import torch ends the process (signal 6): in a notebook the kernel dies."
+    return "The first CUDA allocation raises, and with torch 2.11 the second one ends the kernel."
 
 
 def two_names(facts: Facts) -> Finding | None:
@@ -75,7 +90,7 @@ def two_names(facts: Facts) -> Finding | None:
 
 CAUSES = (
     Check("kernel.forked-after-start", bad_fork),
-    Check("allocator.refused", allocator),
+    Check("allocator.refused", allocator, ("torch.ends-process", "torch.allocation", "torch.not-available")),
 )
 CHECKS = (
     Check("allocator.two-names", two_names),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,9 +10,9 @@ from ...render.units import bytes_text
 from ..codes import CUDA, cuda_name, nvml_name
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
+from ..places import admin, driver_update, get_gpu, log, look, reset
+from ..startup import doing
 from .common import cards, failed, gpus, plural
-
-LOG = "$ sudo dmesg | grep -i -e nvrm -e xid"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Row:
     code: int
     id: str
     means: str
-    do: str
+    do: Callable[[Facts], str]
     source: str = "cuda.h, CUresult"
 
 
@@ -31,71 +32,110 @@ CODES: tuple[Row, ...] = (
         "startup.out-of-memory",
         "The driver's start-up failed for want of a resource of the host: address space, memory, a limit of the batch"
         " system or of the container. It says nothing about video memory.",
-        "Look at the limits of this process, then try a new process with one card visible:\n"
-        "$ ulimit -a\n$ CUDA_VISIBLE_DEVICES=0 cuda-magic doctor",
+        lambda facts: (
+            "Look at the limits of this process, then try a new process with one card visible:\n"
+            "$ ulimit -a\n$ CUDA_VISIBLE_DEVICES=0 cuda-magic doctor"
+        ),
         "pytorch/pytorch#124280, #150048; reproduced with ulimit -v on an H200",
     ),
     Row(
         3,
         "startup.not-initialized",
         "The driver refused to start: torch words it as driver initialization failed.",
-        f"Look at the kernel's log; the administrator reloads the driver or reboots.\n{LOG}",
+        lambda facts: f"{log(facts)}\n{reset(facts)}",
     ),
     Row(
         46,
         "startup.device-unavailable",
-        "A card is busy: in exclusive mode another process holds it, or it is being reset.",
-        "$ nvidia-smi -q -d COMPUTE\n$ nvidia-smi",
+        "A card is busy (in exclusive mode another process holds it), it is being reset, or it is a virtual GPU"
+        " without a"
+        " licence.",
+        lambda facts: f"{look(facts, '-q -d COMPUTE')}\n{look(facts, '-q')} | grep -i -A 2 license",
     ),
     Row(
         100,
         "startup.no-device",
         "The driver works and offers no card to this process.",
-        f"See which cards the driver has, and whether this process may reach them:\n$ nvidia-smi -L\n{LOG}",
+        lambda facts: "\n".join(
+            filter(
+                None,
+                [
+                    "See which cards the driver has, and whether this process may reach them:",
+                    look(facts, "-L"),
+                    get_gpu(facts),
+                    log(facts),
+                ],
+            )
+        ),
     ),
     Row(
         101,
         "startup.invalid-device",
         "The driver found a device that it cannot use: a MIG instance that is gone, or a number that does not exist.",
-        "$ nvidia-smi -L\n%cuda_env --unset CUDA_VISIBLE_DEVICES",
+        lambda facts: (
+            look(facts, "-L")
+            + ("\n%cuda_env --unset CUDA_VISIBLE_DEVICES" if "CUDA_VISIBLE_DEVICES" in facts.environment else "")
+        ),
+    ),
+    Row(
+        102,
+        "startup.not-licensed",
+        "A virtual GPU without a licence: it stops working, or works slowly, until it has one.",
+        lambda facts: (
+            f"{look(facts, '-q')} | grep -i -A 2 license\n"
+            + admin(facts, "give the virtual machine its licence (the service nvidia-gridd fetches it).")
+        ),
+        "cuda.h, CUresult; NVIDIA virtual GPU software, client licensing guide",
     ),
     Row(
         304,
         "startup.operating-system",
         "A call to the operating system failed: a device file, a memory map or a permission.",
-        f"$ ls -l /dev/nvidia*\n{LOG}",
+        lambda facts: f"$ ls -l /dev/nv*\n{log(facts)}",
     ),
     Row(
         500,
         "startup.not-found",
         "The driver library misses something that it needs, as with an old Docker Desktop under Windows, or a libcuda"
         " that does not fit the kernel module.",
-        "Update the container runtime or Docker Desktop, then see which libcuda is loaded:\n"
-        "$ ldconfig -p | grep libcuda",
+        lambda facts: (
+            "See which libcuda is loaded:\n$ ldconfig -p | grep libcuda\n"
+            + (
+                "Then update the container toolkit or Docker Desktop."
+                if facts.platform.container
+                else driver_update(facts)
+            )
+        ),
         "docker/for-win#12733",
     ),
     Row(
         800,
         "startup.not-permitted",
         "The system does not let this process use the card.",
-        "$ ls -l /dev/nvidia*",
+        lambda facts: "\n".join(filter(None, ["$ ls -l /dev/nv*", get_gpu(facts)])),
     ),
     Row(
         801,
         "startup.not-supported",
         "This system has no CUDA: no supported card or platform.",
-        "$ nvidia-smi -L",
+        lambda facts: look(facts, "-L"),
     ),
     *(
         Row(
             code,
             f"startup.mps-{code}",
             "The MPS service, which shares a card among processes, does not serve this one.",
-            "For the administrator: see the service, or start without it in a new kernel.\n"
-            "$ echo get_server_list | nvidia-cuda-mps-control\n%cuda_env --unset CUDA_MPS_PIPE_DIRECTORY",
+            lambda facts: (
+                admin(facts, "see the service.", "$ echo get_server_list | nvidia-cuda-mps-control")
+                + (
+                    "\nOr without the service:\n%cuda_env --unset CUDA_MPS_PIPE_DIRECTORY\n%cuda_env --restart"
+                    if "CUDA_MPS_PIPE_DIRECTORY" in facts.environment
+                    else ""
+                )
+            ),
             "NVIDIA multi-process service guide",
         )
-        for code in (805, 806, 807, 808, 809)
+        for code in (805, 806, 807, 808, 809, 810)
     ),
 )
 # These have a check of their own: driver.py.
@@ -126,7 +166,7 @@ def _judge(row: Row) -> Callable[[Facts], Finding | None]:
     def judge(facts: Facts) -> Finding | None:
         if facts.startup.code != row.code:
             return None
-        return Finding(ERROR, _seen(facts), row.means, row.do, row.source, unusable=True)
+        return Finding(ERROR, _seen(facts), row.means, row.do(facts), row.source, unusable=True)
 
     return judge
 
@@ -141,7 +181,7 @@ def unknown_code(facts: Facts) -> Finding | None:
         ERROR,
         _seen(facts) + known,
         "CUDA does not start.",
-        f"Look it up in the driver's documentation (CUresult), and look at the kernel's log:\n{LOG}",
+        f"Look it up in the driver's documentation (CUresult), and look at the kernel's log:\n{log(facts)}",
         "cuda.h, CUresult",
         unusable=True,
     )
@@ -149,13 +189,13 @@ def unknown_code(facts: Facts) -> Finding | None:
 
 def no_devices(facts: Facts) -> Finding | None:
     """cuInit is well and the count is 0."""
-    if facts.startup.code != 0 or facts.startup.device_count:
+    if facts.startup.code != 0 or facts.startup.device_count != 0:
         return None
     return Finding(
         ERROR,
         "cuInit answers 0, and there is no device.",
         "The driver starts and offers no card to this process.",
-        "$ nvidia-smi -L\n%cuda_env CUDA_VISIBLE_DEVICES",
+        "\n".join(filter(None, [look(facts, "-L"), "%cuda_env CUDA_VISIBLE_DEVICES", get_gpu(facts)])),
         "cuDeviceGetCount",
         unusable=True,
     )
@@ -163,13 +203,13 @@ def no_devices(facts: Facts) -> Finding | None:
 
 def hangs(facts: Facts) -> Finding | None:
     """The child did not come to an end."""
-    if not facts.startup.timed_out:
+    if not facts.startup.timed_out or not facts.startup.cut_off:
         return None
     return Finding(
         ERROR,
-        "CUDA was started in a child process, which hung and was killed.",
+        f"CUDA was started in a child process, which hung in {doing(facts.startup.step)} and was killed.",
         "A card or the driver does not answer. In a first start without persistence mode many cards take their time.",
-        f"For the administrator: look at the kernel's log, then reset the card or reboot.\n{LOG}\n$ nvidia-smi -pm 1",
+        f"{log(facts)}\n{reset(facts)}",
         "child process with a time limit",
         unusable=True,
     )
@@ -178,15 +218,71 @@ def hangs(facts: Facts) -> Finding | None:
 def dies(facts: Facts) -> Finding | None:
     """The child was ended by a signal."""
     number = facts.startup.signal
-    if number is None:
+    if number is None or not facts.startup.cut_off:
         return None
     killed = " Signal 9 without a person behind it is the system, short of memory." if number == 9 else ""
     return Finding(
         ERROR,
-        f"The child process that started CUDA was ended by signal {number}.",
+        f"The child process that started CUDA was ended by signal {number} in {doing(facts.startup.step)}.",
         f"The driver library crashed, or the system ended the process.{killed}",
-        f"{LOG}\n$ ldconfig -p | grep libcuda",
+        f"{log(facts, 'nvrm -e xid -e oom')}\n$ ldconfig -p | grep libcuda",
         "exit status of the child process",
+        unusable=True,
+    )
+
+
+def untried(facts: Facts) -> Finding | None:
+    """No child process could be started, so CUDA was not tried."""
+    s = facts.startup
+    if not s.failed or s.step or s.returncode is not None:
+        return None
+    if s.errno in (errno.EMFILE, errno.ENFILE):
+        do = "This kernel has as many files open as it may: close some, or restart it.\n$ ulimit -n"
+    elif s.errno in (errno.EAGAIN, errno.ENOMEM):
+        do = "The system lacks processes or memory for one more: end some, or lift the limit.\n$ ulimit -u\n$ free -h"
+    elif "sys.executable" in s.failed or s.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
+        do = "sys.executable of this Python is wrong (an embedded Python?). Ask from a terminal:\n$ cuda-magic doctor"
+    else:
+        do = "Ask from a terminal instead:\n$ cuda-magic doctor"
+    return Finding(
+        ERROR,
+        f"CUDA could not be tried: no child process could be started ({s.failed}).",
+        "Whether CUDA can be used is not known. It is never tried in this kernel itself, which it would change.",
+        do,
+        "subprocess.Popen",
+        unusable=True,
+    )
+
+
+def silent(facts: Facts) -> Finding | None:
+    """The child ended without an answer that can be read."""
+    s = facts.startup
+    if not s.failed or not s.cut_off or s.returncode is None or s.signal is not None or s.timed_out:
+        return None
+    where = f" in {doing(s.step)}" if s.step else ""
+    return Finding(
+        ERROR,
+        f"The child process that starts CUDA told nothing of it{where}: {s.failed}.",
+        "Whether CUDA can be used is not known: the Python that sys.executable names did not come so far, or the"
+        " driver's"
+        " library lacks a call.",
+        "$ python -I -S -c 'import ctypes; print(ctypes.CDLL(\"libcuda.so.1\").cuInit(0))'",
+        "exit code and output of the child process",
+        unusable=True,
+    )
+
+
+def unclear(facts: Facts) -> Finding | None:
+    """CUDA did not start, and no other check knows why."""
+    s = facts.startup
+    if s.ok or s.code is not None or s.load_error or s.timed_out or s.signal is not None or s.failed:
+        return None
+    return Finding(
+        ERROR,
+        "How CUDA starts is not known: the trial has no answer.",
+        "Nothing was seen to work, and nothing to fail.",
+        "$ cuda-magic doctor",
+        "child process",
         unusable=True,
     )
 
@@ -210,19 +306,28 @@ def nvml_fails(facts: Facts) -> Finding | None:
     status = facts.nvml.status
     if status.ok:
         return None
-    works = " CUDA itself works." if facts.startup.ok else ""
-    answer = nvml_name(status.code) if status.code is not None else "its Python module is missing"
+    works = " CUDA itself starts." if facts.startup.ok else ""
+    if status.trouble:
+        answer, do = status.sentence.rstrip("."), {"hang": reset(facts), "crash": "$ ldconfig -p | grep libnvidia-ml"}
+        return Finding(
+            WARNING if facts.startup.ok else INFO,
+            f"NVML gave no answer. {answer}.",
+            f"Memory, processes and temperatures of the cards cannot be read. This kernel is untouched by it.{works}",
+            do.get(status.trouble, ""),
+            "NVML in a helper process",
+        )
+    answer = nvml_name(status.code) if status.code is not None else status.sentence.partition(":")[0] or "not asked"
     inside = status.code == 12 and facts.platform.container
+    missing = "nvidia-ml-py" in status.sentence
     return Finding(
         WARNING if facts.startup.ok else INFO,
         f"NVML does not answer: {answer}.",
         f"Memory, processes and temperatures of the cards cannot be read.{works}",
-        "Start the container with the capability utility:\n"
-        "$ docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
+        f"It needs the capability utility. {get_gpu(facts, ' -e NVIDIA_DRIVER_CAPABILITIES=compute,utility')}"
         if inside
-        else "$ nvidia-smi"
-        if status.code is not None
-        else "%pip install nvidia-ml-py",
+        else "%pip install nvidia-ml-py"
+        if missing
+        else look(facts),
         "nvml.h, nvmlReturn_t",
     )
 
@@ -240,12 +345,16 @@ def weaker_check(facts: Facts) -> Finding | None:
     )
 
 
+_SAME = ("startup.disagreement", "nvml.fails", "torch.nvml-check")
 CHECKS = (
-    Check("startup.hangs", hangs, ("startup.disagreement", "torch.nvml-check")),
-    Check("startup.dies", dies, ("startup.disagreement", "torch.nvml-check")),
-    *(Check(row.id, _judge(row), ("startup.disagreement", "nvml.fails", "torch.nvml-check")) for row in CODES),
+    Check("startup.not-tried", untried, _SAME),
+    Check("startup.silent", silent, _SAME),
+    Check("startup.hangs", hangs, _SAME),
+    Check("startup.dies", dies, _SAME),
+    *(Check(row.id, _judge(row), _SAME) for row in CODES),
     Check("startup.unknown-code", unknown_code, ("startup.disagreement", "torch.nvml-check")),
     Check("startup.no-devices", no_devices, ("startup.disagreement", "torch.nvml-check")),
+    Check("startup.unclear", unclear, ("startup.disagreement", "torch.nvml-check")),
     Check("startup.disagreement", disagree),
     Check("nvml.fails", nvml_fails),
     Check("torch.nvml-check", weaker_check),
