@@ -78,6 +78,12 @@ class Diagnosis(Result):
         """Whether CUDA can be used here."""
         return self.verdict != UNUSABLE
 
+    def verdict_line(self) -> str:
+        if self.verdict == HEALTHY:
+            return ""
+        first = self.findings[0] if self.findings else None
+        return f"cuda_doctor: {self.sentence}" + (f" {first.seen}  [{first.id}]" if first is not None else "")
+
     def rows(self) -> list[dict[str, Any]]:
         """One row a finding, causes first."""
         return [{f: getattr(one, f) for f in Finding.__dataclass_fields__} for one in (*self.findings, *self.explained)]

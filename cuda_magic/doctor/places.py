@@ -199,4 +199,4 @@ def install(facts: Facts) -> str:
     if not found and seen and min(seen) < (5, 0):
         return f"No build of torch 2 has code for compute capability {min(seen)[0]}.{min(seen)[1]}: use another card."
     where = f" --index-url https://download.pytorch.org/whl/{found}" if found else ""
-    return f"%pip install --force-reinstall torch{where}\nThen restart the kernel. {PICK}"
+    return f"%pip install --force-reinstall torch{where}\nThen:\n%cuda_env --restart\n{PICK}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .eye import watch
 from .options import Option, Spec
 
 SPEC = Spec(
@@ -32,6 +33,8 @@ SPEC = Spec(
 
 def run(magics: Any, line: str) -> Any:
     """The diagnosis; with ``--json`` its text is printed."""
+    if SPEC.asks_help(line):
+        return None
     options = SPEC.parse(line)
     found: Any
     if options.cluster is not None:
@@ -43,7 +46,7 @@ def run(magics: Any, line: str) -> Any:
 
         found = look(full=options.full, show_private=options.show_private)
     if not options.json:
-        return found
+        return watch(magics.shell, found)
     import json
 
     print(json.dumps(found.to_dict(), indent=2))  # noqa: T201 - the text is what was asked for

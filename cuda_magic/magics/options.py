@@ -76,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
     def _hint(self, wrong: str) -> str:
         """The option that was meant: the only one that begins so, else the nearest; else all."""
         if wrong in ("-h", "--help"):
-            return f" %{self.magic}? shows all of them."
+            return f" %{self.magic} --help on a line of its own shows all of them."
         begins = [flag for flag in self.flags if wrong.strip("-") and flag.startswith(wrong)]
         if len(begins) == 1:
             return f" Did you mean {begins[0]!r}?"
@@ -123,6 +123,13 @@ class Spec:
         wide = max((len(o.usage) for o in (*self.positionals, *self.options)), default=0)
         lines += [f"{o.usage.ljust(wide)}   {o.help}" for o in (*self.positionals, *self.options)]
         return "\n".join(lines)
+
+    def asks_help(self, line: str) -> bool:
+        """Whether `line` asks what the magic does; it is printed then."""
+        if not {"-h", "--help"} & set(line.split()):
+            return False
+        print(self.doc())  # noqa: T201 - the text is what was asked for
+        return True
 
     @functools.cached_property
     def parser(self) -> argparse.ArgumentParser:
@@ -187,11 +194,14 @@ class Spec:
         try:
             words = event.line.split()
             typed = event.symbol
-            before = words[-1] if event.line.endswith(" ") else words[-2] if len(words) > 1 else ""
+            fresh = event.line[-1:].isspace()
+            before = words[-1] if fresh else words[-2] if len(words) > 1 else ""
+            word = "" if fresh else words[-1]
             found = [v for o in self.options if o.flag == before for v in o.values if v.startswith(typed)]
             if not found:
-                found = [flag for flag in self.flags if flag.startswith(typed)] if typed[:1] in ("", "-") else []
-                if self.more is not None:
+                # behind NAME= an option is no answer
+                found = [flag for flag in self.flags if flag.startswith(word)] if word[:1] in ("", "-") else []
+                if self.more is not None and word[:1] != "-":
                     found += self.more(event)
             return found
         except Exception:  # noqa: BLE001 - TAB must never print a traceback

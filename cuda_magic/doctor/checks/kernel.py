@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...environment.verdict import ALLOCATOR_NAMES
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
 from ..versions import release
@@ -30,7 +31,7 @@ def fork(facts: Facts) -> Finding | None:
         "CUDA has started in this kernel, so it is not safe to fork.",
         "Forked workers (accelerate's notebook_launcher, a DataLoader that returns CUDA tensors) cannot use CUDA."
         " torch.cuda.is_available() is enough to start it.",
-        "To launch forked workers, restart the kernel first and launch before anything asks for CUDA:\n"
+        "To launch forked workers, start this kernel anew and launch before anything asks for CUDA:\n"
         "%cuda_env --restart",
         "huggingface/accelerate#1293; cuDeviceGetCount answers 3 until cuInit was called",
     )
@@ -74,16 +75,15 @@ def _harm(facts: Facts, problem: str) -> str:
 
 
 def two_names(facts: Facts) -> Finding | None:
-    """Both names of the allocator configuration are set."""
-    old = facts.environment.get("PYTORCH_CUDA_ALLOC_CONF")
-    new = facts.environment.get("PYTORCH_ALLOC_CONF")
-    if old is None or new is None or old == new:
+    """Several names of the allocator configuration are set."""
+    given = [name for name in ALLOCATOR_NAMES if name in facts.environment]
+    if len({facts.environment[name] for name in given}) < 2:
         return None
     return Finding(
         WARNING,
-        "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF are both set, to different values.",
-        "torch takes PYTORCH_CUDA_ALLOC_CONF, even where it is empty; the other one is shadowed.",
-        "%cuda_env --unset PYTORCH_ALLOC_CONF",
+        f"{' and '.join(given)} are {'both' if len(given) == 2 else 'all'} set, to different values.",
+        f"torch takes {given[0]}, even where it is empty; the other one is shadowed.",
+        f"%cuda_env --unset {' '.join(given[1:])}",
         "seen on torch 2.11 (H200) and 2.13",
     )
 
