@@ -81,7 +81,7 @@ def run(magics: Any, line: str) -> Any:
     if options.restart:
         from ..kernel.restart import restart
 
-        restart(magics.shell)
+        restart(magics.shell, say=True)
     return result
 
 
