@@ -1,4 +1,4 @@
-"""The variables of torch.compile, JAX, TensorFlow, Hugging Face and of the process itself, as data (see variable.py)."""
+"""The variables of torch.compile, JAX, TensorFlow, Hugging Face and of the process, as data (see variable.py)."""
 
 from __future__ import annotations
 

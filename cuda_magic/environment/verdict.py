@@ -74,8 +74,8 @@ def takes_effect(variable: Variable, progress: Progress) -> tuple[str, str]:
     if variable.read == "process":
         return RESTART, f"it is read when a process starts; {REMEDY}"
     if variable.read == "use":
-        late = f"{variable.late} or {REMEDY}" if variable.late else REMEDY
-        return "at first use", f"it is read at {variable.first_use}; if that has happened, {late}"
+        remedy = f"{variable.late} or {REMEDY}" if variable.late else REMEDY
+        return "at first use", f"it is read at {variable.first_use}; if that has happened, {remedy}"
     too_late, state = late[variable.read]
     if not too_late:
         return state, ""

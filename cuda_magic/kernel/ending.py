@@ -34,7 +34,7 @@ async def end_threads(seconds: float) -> list[str]:
 
 
 def _stop_pools() -> None:
-    """Tell idle workers of ThreadPoolExecutor to end, as their own exit handler does, which then waits without limit."""
+    """Tell idle workers of ThreadPoolExecutor to end, as their own exit handler does before it waits without limit."""
     pools = sys.modules.get("concurrent.futures.thread")
     try:
         with pools._global_shutdown_lock:  # type: ignore[union-attr]

@@ -8,8 +8,6 @@ import sys
 import weakref
 from typing import Any
 
-from ..result import Result
-
 __all__ = ["watch"]
 
 _armed: list[list[str]] = []
@@ -23,7 +21,8 @@ def watch(shell: Any, result: Any) -> Any:
 
     What is kept under a name, or shown, says nothing.
     """
-    text = result.verdict_line() if isinstance(result, Result) else ""
+    line = getattr(result, "verdict_line", None)
+    text = line() if line is not None else ""
     if not text:
         return result
     said = [text]

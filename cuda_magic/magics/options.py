@@ -76,7 +76,7 @@ class _Parser(argparse.ArgumentParser):
     def _hint(self, wrong: str) -> str:
         """The option that was meant: the only one that begins so, else the nearest; else all."""
         if wrong in ("-h", "--help"):
-            return f" %{self.magic} --help on a line of its own shows all of them."
+            return f" %{self.magic}? shows all of them."
         begins = [flag for flag in self.flags if wrong.strip("-") and flag.startswith(wrong)]
         if len(begins) == 1:
             return f" Did you mean {begins[0]!r}?"

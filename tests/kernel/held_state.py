@@ -1,4 +1,6 @@
-"""Kinds of state that a notebook holds when its kernel is restarted; each leaves a file that tells what became of it."""
+"""Kinds of state that a notebook holds when its kernel is restarted; each leaves a file that says what became of it."""
+
+# ruff: noqa: E501 - one kind a line is a table
 
 from __future__ import annotations
 
