@@ -132,15 +132,15 @@ def parse(given: Sequence[str]) -> dict[str, str]:
         if not _NAME.fullmatch(name):
             raise UserError(f"cuda_env: {name!r} is not the name of a variable.")
         if wanted.setdefault(name, value) != value:
-            both = "" if secret(name, value) else f", {wanted[name]} and {value}"
+            both = "" if secret(name, value) or secret(name, wanted[name]) else f", {wanted[name]} and {value}"
             raise UserError(f"cuda_env: {name} is given two values{both}; write one.")
         last = name
     return wanted
 
 
 _LINE = re.compile(
-    r"""\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*
-    (?:'(?P<single>(?:\\'|[^'])*)'|"(?P<double>(?:\\.|[^"\\])*)"|(?P<plain>[^\n]*?))\s*(?:\#[^\n]*)?(?:\n|$)""",
+    r"""[^\S\n]*(?:export[^\S\n]+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)[^\S\n]*=[^\S\n]*
+    (?:'(?P<single>(?:\\'|[^'])*)'|"(?P<double>(?:\\.|[^"\\])*)"|(?P<plain>[^\n]*?))[^\S\n]*(?:\#[^\n]*)?(?:\n|$)""",
     re.VERBOSE,
 )
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "$": "$"}
