@@ -333,3 +333,15 @@ def test_a_first_tensor_that_fails_is_judged_by_its_code(code, words):
 def test_nothing_known_is_never_healthy(startup):
     """Whatever is missing in a start, the verdict is not healthy and no count is invented."""
     said(startup)
+
+
+def test_nvmls_codes_are_those_of_its_header():
+    """Each code of the installed nvidia-ml-py has its name here, and its sentence."""
+    import pynvml
+
+    from cuda_magic.devices.codes import SENTENCES
+    from cuda_magic.doctor.codes import NVML
+
+    theirs = {v: k for k, v in vars(pynvml).items() if k.startswith("NVML_ERROR") or k == "NVML_SUCCESS"}
+    assert theirs.items() <= NVML.items() and set(theirs) - {0} <= set(SENTENCES)
+    assert NVML[0] == "NVML_SUCCESS" and CUDA[0] == "CUDA_SUCCESS" and CUDA[209] == "CUDA_ERROR_NO_BINARY_FOR_GPU"
