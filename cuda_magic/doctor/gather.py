@@ -16,7 +16,7 @@ from .installed import packages, pynvml_file, torch_build
 from .kernel import allocator_verdict, kernel_state
 from .startup import Startup
 
-__all__ = ["VARIABLES", "driver", "gather", "host", "platform"]
+__all__ = ["VARIABLES", "driver", "gather", "host", "pci_cards", "platform"]
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -210,7 +210,7 @@ def driver(root: Path, env: Mapping[str, str]) -> Driver:
         nodes=nodes,
         closed_nodes=closed,
         libraries=_libraries(root, env),
-        pci=_pci(root),
+        pci=pci_cards(root),
     )
 
 
@@ -241,7 +241,7 @@ def _libraries(root: Path, env: Mapping[str, str]) -> tuple[Library, ...]:
     return tuple(found.values())
 
 
-def _pci(root: Path) -> tuple[PciGpu, ...]:
+def pci_cards(root: Path) -> tuple[PciGpu, ...]:
     found = []
     folder = root / "sys/bus/pci/devices"
     for place in sorted(folder.iterdir()) if folder.is_dir() else ():

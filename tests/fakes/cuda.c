@@ -6,7 +6,7 @@
  *   FAKE_CUDA_NO_PEERS 1     no device reaches another    FAKE_CUDA_INTEGRATED 1
  *   FAKE_CUDA_HANG 1         cuInit never returns         FAKE_CUDA_CRASH 11    cuInit ends the process by this signal
  *   FAKE_CUDA_NAME_CRASH 11  the same in cuDeviceGetName  FAKE_CUDA_EXIT 7      cuInit ends the process by exit(7)
- *   FAKE_CUDA_PRINT 1        cuInit prints on stdout
+ *   FAKE_CUDA_PRINT 1        cuInit prints on stdout      FAKE_CUDA_LOG TEXT    cuInit writes it to CUDA_LOG_FILE
  */
 #include <signal.h>
 #include <stdio.h>
@@ -29,6 +29,10 @@ int cuInit(unsigned flags) {
     if (setting("FAKE_CUDA_CRASH", 0)) raise(setting("FAKE_CUDA_CRASH", 0) == 1 ? SIGSEGV : setting("FAKE_CUDA_CRASH", 0));
     if (setting("FAKE_CUDA_EXIT", 0)) _exit(setting("FAKE_CUDA_EXIT", 0));
     if (setting("FAKE_CUDA_PRINT", 0)) { printf("{\"code\": 0, \"device_count\": 8}\n"); fflush(stdout); }
+    if (getenv("FAKE_CUDA_LOG") && getenv("CUDA_LOG_FILE")) {
+        FILE *log = fopen(getenv("CUDA_LOG_FILE"), "w");
+        if (log) { fprintf(log, "%s\n", getenv("FAKE_CUDA_LOG")); fclose(log); }
+    }
     int code = setting("FAKE_CUINIT", 0);
     started = code == 0;
     return code;

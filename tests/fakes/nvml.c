@@ -251,3 +251,20 @@ int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Handle *d, Handle **out) {
 int nvmlDeviceGetPcieThroughput(Handle *d, int counter, unsigned *out) { /* the real one sleeps for 20 ms */
     (void)counter; ENTER(d->id); usleep(20000); *out = 0; return 0;
 }
+
+int nvmlDeviceGetTopologyCommonAncestor(Handle *a, Handle *b, int *level) {
+    ENTER(a->id);
+    char key[64];
+    snprintf(key, sizeof key, "topo.%.15s", a->id);
+    *level = (int)number(key, b->id, 50);
+    return 0;
+}
+int nvmlDeviceGetNvLinkState(Handle *h, unsigned link, unsigned *active) {
+    ENTER(h->id); *active = link < number("nvlinks", h->id, 0); return 0;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(Handle *h, unsigned link, unsigned *type) {
+    ENTER(h->id); (void)link; *type = get("nvlinkto", h->id) ? 0 : 2; return 0;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle *h, unsigned link, Pci *pci) {
+    ENTER(h->id); (void)link; snprintf(pci->id, sizeof pci->id, "%s", get("nvlinkto", h->id)); return 0;
+}
