@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .devices.model import DeviceSource
+    from .devices.model import DeviceSource, Reading
     from .doctor.facts import Facts
     from .memory.allocator import Allocator
 
@@ -63,9 +64,16 @@ class RealMachine:
         from .doctor.gather import gather
 
         nvml = self.devices()
-        # an old failure is kept for a while: the doctor asks anew
-        reading = nvml.read(anew=True) if isinstance(nvml, Helper) else nvml.read()
-        return gather(self.startup(full=full), reading)
+        readings: list[Reading] = []
+        if isinstance(nvml, Helper):
+            # an old failure is kept for a while: the doctor asks anew; beside the start of CUDA, since both may hang
+            ask = threading.Thread(target=lambda: readings.append(nvml.read(anew=True)), daemon=True)
+            ask.start()
+            startup = self.startup(full=full)
+            ask.join()
+        else:
+            startup = self.startup(full=full)
+        return gather(startup, readings[0] if readings else nvml.read())
 
 
 @functools.cache  # asked before every guarded statement: an import statement would cost ten times as much
