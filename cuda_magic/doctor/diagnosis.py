@@ -196,7 +196,10 @@ def _answers(facts: Facts) -> tuple[Answer, ...]:
     return (
         Answer("NVML", status.code, name, nvml_count),
         Answer(
-            "CUDA (cuInit in a child process)", s.code, s.error if s.code is not None else s.sentence, s.device_count
+            "CUDA (cuInit in a child process)",
+            s.code,
+            s.error if s.code is not None else clean(s.sentence),
+            s.device_count,
         ),
     )
 

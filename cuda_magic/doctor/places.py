@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from .facts import Facts
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
 ]
 
 PICK = "pytorch.org/get-started/locally names the line for this driver."
+_VGPU = re.compile(r"^GRID |-\d+[ABCQV]$|vGPU", re.ASCII)
 _COLAB = "Choose a runtime with a GPU: Runtime > Change runtime type > Hardware accelerator."
 _KAGGLE = "Choose an accelerator: Settings > Accelerator > GPU."
 
@@ -46,6 +49,12 @@ def _nobody_here(facts: Facts) -> str:
     if place == "kaggle":
         return "Get another machine: Run > Restart, or switch the accelerator off and on."
     return ""
+
+
+def _virtual(facts: Facts) -> bool:
+    """A virtual GPU, by the name that its manager gives it: GRID T4-4Q, NVIDIA A40-8Q."""
+    names = [d.name or "" for d in facts.nvml.devices] + [d.name or "" for d in facts.startup.devices]
+    return any(_VGPU.search(name) for name in names)
 
 
 def admin(facts: Facts, does: str, *lines: str) -> str:
@@ -125,6 +134,8 @@ def driver_update(facts: Facts) -> str:
         return "Update NVIDIA's driver in Windows (none inside Linux)."
     if place == "jetson":
         return "The driver belongs to JetPack: install a newer JetPack."
+    if _virtual(facts):
+        return "The administrator updates this virtual machine's driver, to one that its host's vGPU manager supports."
     whose = {"kubernetes": "the node's", "docker": "the host's", "podman": "the host's", "slurm": "the nodes'"}
     return f"The administrator updates {whose.get(place, 'the')} driver."
 
@@ -156,6 +167,8 @@ def reset(facts: Facts) -> str:
         )
     if name_of(facts) == "jetson":
         return "The administrator restarts the machine."
+    if _virtual(facts):
+        return "A virtual GPU cannot be reset from inside: the administrator restarts the virtual machine."
     return admin(facts, "look at the log, then reset the card (nvidia-smi --gpu-reset) or restart the machine.")
 
 

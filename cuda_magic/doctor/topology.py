@@ -68,7 +68,7 @@ def topology() -> Topology:
     words = [sys.executable or "python", "-I", "-S", str(Path(__file__).with_name("topology_child.py"))]
     try:
         done = subprocess.run(
-            [*words, json.dumps([p for p in sys.path if p])],
+            [*words, json.dumps([str(p) for p in sys.path if p])],
             capture_output=True,
             text=True,
             timeout=LIMIT,

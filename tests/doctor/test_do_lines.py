@@ -170,6 +170,12 @@ def test_a_mask_that_names_no_card_is_the_reason(value):
     assert first(env(failing(100, healthy(2)), CUDA_VISIBLE_DEVICES=value)).id == "visible.all-hidden"
 
 
+def test_a_virtual_gpu_is_not_reset_from_inside():
+    """No reset of a card that is a part of one: the virtual machine is restarted."""
+    one = first(vgpu(replace(healthy(), startup=Startup(timed_out=True, step="init"))))
+    assert "virtual machine" in one.do and "gpu-reset" not in one.do
+
+
 def test_no_gpu_asked_of_slurm():
     """NoDevFiles: ask for a GPU; the mask is not to be unset."""
     one = first(env(PLATFORMS["slurm"](failing(100)), CUDA_VISIBLE_DEVICES="NoDevFiles"))

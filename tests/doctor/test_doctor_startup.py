@@ -345,3 +345,9 @@ def test_nvmls_codes_are_those_of_its_header():
     theirs = {v: k for k, v in vars(pynvml).items() if k.startswith("NVML_ERROR") or k == "NVML_SUCCESS"}
     assert theirs.items() <= NVML.items() and set(theirs) - {0} <= set(SENTENCES)
     assert NVML[0] == "NVML_SUCCESS" and CUDA[0] == "CUDA_SUCCESS" and CUDA[209] == "CUDA_ERROR_NO_BINARY_FOR_GPU"
+
+
+def test_a_frozen_program_is_not_started_again(monkeypatch):
+    """sys.executable is then the program itself."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert probe().failed

@@ -1,4 +1,4 @@
-"""A driver that hangs or crashes, in every magic: the shell lives, the answer comes in time and says so in a sentence."""
+"""A driver that hangs or crashes, in every magic: the shell lives, the answer comes in time and is a sentence."""
 
 from __future__ import annotations
 
