@@ -128,6 +128,8 @@ def _exists(path: Path) -> bool:
 def _container(root: Path, env: Mapping[str, str]) -> str:
     if "KUBERNETES_SERVICE_HOST" in env or _exists(root / "var/run/secrets/kubernetes.io"):
         return "kubernetes"
+    if "APPTAINER_CONTAINER" in env or "SINGULARITY_CONTAINER" in env or _exists(root / ".singularity.d"):
+        return "apptainer"
     if _exists(root / ".dockerenv"):
         return "docker"
     if _exists(root / "run/.containerenv"):

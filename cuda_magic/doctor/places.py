@@ -33,12 +33,22 @@ def name_of(facts: Facts) -> str:
     if p.service:
         return p.service
     if p.container:
-        return p.container if p.container in ("kubernetes", "podman") else "docker"
+        return _CONTAINERS.get(p.container, "container")
     if p.wsl:
         return "wsl"
     if p.jetson:
         return "jetson"
     return p.batch
+
+
+_CONTAINERS = {
+    "kubernetes": "kubernetes",
+    "podman": "podman",
+    "docker": "docker",
+    "apptainer": "apptainer",
+    "lxc": "lxc",
+}
+_INSIDE = (*_CONTAINERS.values(), "container")
 
 
 def _nobody_here(facts: Facts) -> str:
@@ -62,7 +72,7 @@ def admin(facts: Facts, does: str, *lines: str) -> str:
     if nobody := _nobody_here(facts):
         return nobody
     place = name_of(facts)
-    if place in ("kubernetes", "docker", "podman"):
+    if place in _INSIDE:
         where = "On the node" if place == "kubernetes" else "On the host"
         outside = "\n".join(line.removeprefix("$ ") for line in lines)
         return f"{where}, by its administrator (not inside this container): {does}" + (f"\n{outside}" if lines else "")
@@ -80,7 +90,7 @@ def log(facts: Facts, of: str = "nvrm -e xid") -> str:
         )
     if place == "jetson":
         return "$ sudo dmesg | grep -i -e nvgpu -e nvhost"
-    if place in ("kubernetes", "docker", "podman"):
+    if place in _INSIDE:
         return admin(facts, f"look for NVRM and Xid in the kernel's log: dmesg | grep -i -e {of}")
     if place == "slurm":
         return f"For the administrator of this node ($SLURMD_NODENAME has its name):\n$ sudo dmesg | grep -i -e {of}"
@@ -110,6 +120,14 @@ def get_gpu(facts: Facts, more: str = "") -> str:
         return f"Start the container anew with a GPU:\n$ podman run --device nvidia.com/gpu=all{more} IMAGE"
     if place == "docker":
         return f"Start the container anew with a GPU:\n$ docker run --gpus all{more} IMAGE"
+    if place == "apptainer":
+        return "Start the container anew with the host's driver:\n$ apptainer exec --nv IMAGE COMMAND" + (
+            "\nIn a batch job ask for a GPU too: #SBATCH --gpus=1" if facts.platform.batch else ""
+        )
+    if place == "lxc":
+        return "On the host, give the container the cards: lxc config device add NAME gpu gpu"
+    if place == "container":
+        return "Start the container anew, with the device files of the cards and the driver's libraries of the host."
     if place == "slurm":
         return "Ask for a GPU in the job:\n$ srun --gpus=1 --pty bash\nor in a batch script: #SBATCH --gpus=1"
     return ""
@@ -120,6 +138,8 @@ def anew(facts: Facts) -> str:
     place = name_of(facts)
     if place in ("colab", "kaggle"):
         return _nobody_here(facts)
+    if place == "apptainer":
+        return "Leave the container and start it anew (apptainer exec --nv)."
     if place == "kubernetes":
         return "Delete the pod, so that it is created anew (restarting the kernel or the server in it is not enough)."
     return "Remove it and create the container anew (a restart of it, or of the kernel in it, is not enough)."
@@ -136,7 +156,7 @@ def driver_update(facts: Facts) -> str:
         return "The driver belongs to JetPack: install a newer JetPack."
     if _virtual(facts):
         return "The administrator updates this virtual machine's driver, to one that its host's vGPU manager supports."
-    whose = {"kubernetes": "the node's", "docker": "the host's", "podman": "the host's", "slurm": "the nodes'"}
+    whose = {"kubernetes": "the node's", "slurm": "the nodes'", **dict.fromkeys(_INSIDE[1:], "the host's")}
     return f"The administrator updates {whose.get(place, 'the')} driver."
 
 

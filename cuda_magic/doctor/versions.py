@@ -39,7 +39,8 @@ class Cards:
 
 # The last row that applies counts. None where the facts do not say.
 CARDS: tuple[Cards, ...] = (
-    Cards((11, 0), (0, 0), None, (9, 0), "Blackwell (10.0 and newer) needs a build for CUDA 12.8 or newer"),
+    Cards((11, 0), (0, 0), (3, 7), (9, 0), "Blackwell (10.0 and newer) needs a build for CUDA 12.8 or newer"),
+    Cards((12, 0), (0, 0), (5, 0), (9, 0), "CUDA 12 release notes: Kepler is gone; PyTorch's builds for CUDA 12"),
     Cards((12, 6), (2, 6), (5, 0), (9, 0)),
     # the list in the wheel of 2.9.1+cu128 begins at sm_70; some of these builds begin at sm_75, none below 7.0
     Cards((12, 8), (2, 7), (7, 0), None, "the list of architectures in torch's wheels"),

@@ -78,9 +78,12 @@ def _environment(
         if at.progress.started:
             started = _started_with(at)
             now = None if started is None else _numbered(started)
-            if now == seen:
-                now = None
-    return Environment(at.progress.words, tuple(verdicts), title, seen, tuple(more), machine().label, now)
+            mask = next(v for v in verdicts if v.name == "CUDA_VISIBLE_DEVICES")
+            if now is None and mask.state == "in effect":
+                now = seen
+    return Environment(
+        at.progress.words, tuple(verdicts), title, seen, tuple(more), machine().label, now, at.progress.started
+    )
 
 
 def _numbered(cards: Sequence[Device]) -> tuple[VisibleDevice, ...]:

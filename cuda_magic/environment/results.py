@@ -37,7 +37,9 @@ class Environment(Result):
     hints: tuple[str, ...] = ()
     label: str = ""
     now: tuple[VisibleDevice, ...] | None = None
-    """The cards that the CUDA of this process sees, where it has started with others than `devices`."""
+    """The cards that the CUDA of this process sees, once it has started and where that is known."""
+    started: bool = False
+    """Whether CUDA has started in this process: `devices` are then what a new one would see."""
 
     def rows(self) -> list[dict[str, Any]]:
         return [
@@ -61,11 +63,13 @@ class Environment(Result):
         for v in self.variables:
             if v.note:
                 blocks.append(Note("warning" if v.warn or v.state in WARNED else "info", f"{v.name}: {v.note}"))
-        if self.now is not None:
+        apart = self.started and self.now != self.devices
+        if apart and self.now is not None:
             blocks.append(_cards(self.now, "What this process sees (CUDA has started)"))
-        if self.devices or self.now is not None:
-            caption = "What this process sees" if self.now is None else "What a new process would see"
-            blocks.append(_cards(self.devices or (), caption))
+        if self.devices or apart:
+            blocks.append(
+                _cards(self.devices or (), "What a new process would see" if apart else "What this process sees")
+            )
         return [*blocks, *(Note("info", hint) for hint in self.hints)]
 
 

@@ -42,6 +42,9 @@ PLATFORMS = {
     "docker": docker,
     "podman": platform(container="podman"),
     "kubernetes": platform(container="kubernetes"),
+    "apptainer": platform(container="apptainer", batch="slurm"),
+    "lxc": platform(container="lxc"),
+    "nspawn": platform(container="systemd-nspawn"),
     "slurm": platform(batch="slurm"),
     "wsl": wsl,
     "docker_under_wsl": lambda facts: docker(wsl(facts)),
@@ -57,6 +60,9 @@ FORBIDDEN = {
     "docker": (*ROOT, "podman"),
     "podman": (*ROOT, "docker run"),
     "kubernetes": (*ROOT, "docker", "podman"),
+    "apptainer": (*ROOT, "docker", "podman", "srun"),
+    "lxc": (*ROOT, "docker", "podman"),
+    "container": (*ROOT, "docker", "podman"),
     "wsl": ("modprobe", "systemctl", "nvidia-modprobe", "reboot", "docker", "nvrm"),
     "jetson": ("nvidia-smi", "/dev/nvidia", "download.pytorch.org", "ubuntu-drivers"),
     "colab": (*ROOT, "docker", "podman"),
@@ -91,7 +97,7 @@ def test_no_line_that_cannot_work_there(row, place):
                 assert (
                     not line.startswith("%cuda_env --unset") or line.split()[-1] in facts.environment or facts.allocator
                 ), line
-        if name_of(facts) in ("docker", "podman", "kubernetes") and "administrator" in one.do:
+        if name_of(facts) in ("docker", "podman", "kubernetes", "lxc", "container") and "administrator" in one.do:
             assert (
                 "On the host" in one.do
                 or "On the node" in one.do

@@ -350,6 +350,8 @@ def test_the_mask_after_the_start_shows_both(monkeypatch):
     assert [d.index for d in result.now] == [0, 1] and [d.index for d in result.devices] == [0]
     text = repr(result)
     assert "What this process sees (CUDA has started)" in text and "What a new process would see" in text
+    monkeypatch.setattr(driver, "uuids", lambda: None)
+    assert "What this process sees" not in repr(command.listing()), "what is not known is not claimed"
     monkeypatch.setattr(driver, "uuids", lambda: ["gpu-00000000-0000"])
     assert "What this process sees\n" in repr(command.listing()) + "\n"
 

@@ -129,6 +129,10 @@ def mismatch(facts: Facts) -> Finding | None:
             if compat
             else "Build the image without NVIDIA's driver packages, then: "
         ) + anew(facts)
+    elif compat:
+        folder = compat[0].path.rpartition("/")[0]
+        means = f"The compat libraries in {folder} belong to another driver and are loaded first."
+        do = admin(facts, f"take {folder} out of the loader's path (/etc/ld.so.conf.d), then run ldconfig.", FILES)
     else:
         means = "The driver was updated while the old module stayed loaded, or another driver's libraries come first."
         do = f"{FILES}\n{admin(facts, 'reload the modules, or restart the machine.')}"

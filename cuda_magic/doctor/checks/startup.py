@@ -15,6 +15,16 @@ from ..startup import doing
 from .common import cards, failed, gpus, plural
 
 
+def _if_clean(facts: Facts) -> str:
+    """What makes code 3 without a word in the log."""
+    if facts.driver.hmm is False or facts.platform.wsl or facts.platform.jetson or facts.platform.service:
+        return ""
+    return (
+        "Where the log is clean, heterogeneous memory management is a known reason (open-gpu-kernel-modules#901):"
+        " the module option nvidia_uvm uvm_disable_hmm=1 switches it off.\n"
+    )
+
+
 @dataclass(frozen=True)
 class Row:
     """What one code of cuInit means where nothing more is known."""
@@ -42,7 +52,7 @@ CODES: tuple[Row, ...] = (
         3,
         "startup.not-initialized",
         "The driver refused to start: torch words it as driver initialization failed.",
-        lambda facts: f"{log(facts)}\n{reset(facts)}",
+        lambda facts: f"{log(facts)}\n{_if_clean(facts)}{reset(facts)}",
     ),
     Row(
         46,

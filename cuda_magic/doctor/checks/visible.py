@@ -8,7 +8,7 @@ from ...devices.model import Device
 from ...environment.visible import resolve
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
-from ..places import admin, get_gpu, look
+from ..places import admin, get_gpu, look, name_of
 from .common import NO_START, failed, gpus, plural
 
 MASK = "CUDA_VISIBLE_DEVICES"
@@ -192,7 +192,7 @@ def rank(facts: Facts) -> Finding | None:
         "Start no more processes on this node than it has devices:\n"
         + (
             f"$ srun --ntasks-per-node={count} --gpus-per-node={count} COMMAND"
-            if facts.platform.batch == "slurm"
+            if name_of(facts) == "slurm"
             else f"$ torchrun --nproc-per-node={count} SCRIPT"
         ),
         "torch.distributed.run, environment variables",
