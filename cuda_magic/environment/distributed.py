@@ -25,7 +25,9 @@ def _torch(name: str, meaning: str, legal: str, values: tuple[str, ...] = (), de
         name,
         meaning,
         "use",
-        integer() if legal[0] in "0s" else one_of("0", "1"),
+        integer()
+        if legal[0] in "0s"
+        else one_of("0", "1", "y", "n", "yes", "no", "t", "f", "true", "false", case=False),
         values,
         legal,
         default,

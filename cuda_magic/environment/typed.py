@@ -37,9 +37,10 @@ _LANGUAGES = (
     re.compile(r"""^os\.putenv\(\s*["'](\w+)["']\s*,\s*(?P<q>["'])(?P<value>.*)(?P=q)\s*\)\s*$"""),
     re.compile(r"""^\$env:(\w+)\s*=\s*(?P<q>["']?)(?P<value>.*)(?P=q)\s*$""", re.IGNORECASE),
     re.compile(r"""^setenv\s+(\w+)\s+(?P<q>["']?)(?P<value>.*)(?P=q)\s*$"""),
+    re.compile(r"""^([A-Z_][A-Z0-9_]*):\s+(?P<q>["']?)(?P<value>.*)(?P=q)\s*$"""),
     re.compile(r"""^set\s+-gx\s+(\w+)\s+(?P<q>["']?)(?P<value>.*)(?P=q)\s*$"""),
 )
-"""Lines of Python, PowerShell, csh and fish that set one variable."""
+"""Lines of Python, PowerShell, csh, YAML and fish that set one variable."""
 
 
 def words(line: str) -> list[str]:

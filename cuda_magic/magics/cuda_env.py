@@ -74,6 +74,8 @@ def run(magics: Any, line: str) -> Any:
     if SPEC.asks_help(line):
         return None
     words = typed.assignments(typed.words(line))
+    if words[:1] == ["unset"]:
+        words[0] = "--unset"
     if "--cluster" in words or any(word.startswith("--cluster=") for word in words):
         return _cluster(magics, words)
     options = SPEC.parse(words)
@@ -125,6 +127,8 @@ def _said(line: str) -> list[str]:
     said = []
     if typed.expanded(line):
         said.append("$NAME and ~ were replaced by what they stand for; in single quotes they stay.")
+    if re.search(r"\$\(|`", line):
+        said.append("No command is run here: $(...) stays as it is.")
     if braces := re.findall(r"(?<!\$)\{([A-Za-z_]\w*)\}", line):
         said.append(f"{{{braces[0]}}} stays as it is: this notebook has no name {braces[0]}.")
     return said

@@ -44,6 +44,8 @@ PLAIN = "CUDA_LAUNCH_BLOCKING"
         f'os.environ["{PLAIN}"]="1"',
         f'os.putenv("{PLAIN}", "1")',
         f"-e {PLAIN}=1",
+        f"{PLAIN}: '1'",
+        f"{PLAIN}: 1",
         f"ENV {PLAIN}=1",
         f"env {PLAIN}=1",
         f"%env {PLAIN}=1",
@@ -226,6 +228,8 @@ LEGAL = [
     "OMP_NUM_THREADS=4,2",
     "NCCL_CUMEM_ENABLE=-2",
     "TOKENIZERS_PARALLELISM=off",
+    "TORCH_NCCL_BLOCKING_WAIT=true",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=Yes",
 ]
 
 
@@ -524,3 +528,12 @@ def test_tab_elsewhere_is_as_without_us(loaded):
     with provisionalcompleter():
         assert any(c.text.startswith("/usr") for c in loaded.Completer.completions("%gpu_mem --log /us", 18))
         assert any(c.text == "os" for c in loaded.Completer.completions("import o", 8))
+
+
+def test_unset_as_a_shell_writes_it(loaded):
+    """And a command in a value is not run, which is said."""
+    loaded.run_line_magic("cuda_env", f"{PLAIN}=1")
+    loaded.run_line_magic("cuda_env", f"unset {PLAIN}")
+    assert PLAIN not in os.environ
+    result = loaded.run_line_magic("cuda_env", "MY_THING=$(date)")
+    assert os.environ["MY_THING"] == "$(date)" and any("No command" in hint for hint in result.hints)
