@@ -13,7 +13,7 @@ import pickle
 import select
 import sys
 
-IDLE = 20.0
+IDLE = 10.0
 """Seconds."""
 
 
