@@ -151,7 +151,8 @@ def diagnose(facts: Facts, show_private: bool = False) -> Diagnosis:
         schema_version=SCHEMA_VERSION,
         label=facts.label,
         verdict=verdict,
-        sentence=_sentence(verdict, causes, facts),
+        sentence=_sentence(verdict, causes, facts)
+        + (" Not everything could be checked." if failed or facts.unknown else ""),
         safe_to_fork=not facts.kernel.cuda_started and not facts.kernel.bad_fork,
         answers=_answers(facts),
         findings=causes,

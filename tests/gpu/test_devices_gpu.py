@@ -69,8 +69,9 @@ loaded = "libnvidia-ml" in open("/proc/self/maps").read()
 apart = median(machine().devices())
 from cuda_magic.devices.nvml import source
 here = source().read()
-same = [(d.name, d.uuid, d.memory.total) for d in helper.devices] == [(d.name, d.uuid, d.memory.total) for d in here.devices]
-print(json.dumps({"first_ms": first * 1e3, "helper_us": apart, "here_us": median(source()), "same": same, "loaded": loaded}))
+names = [[(d.name, d.uuid, d.memory.total) for d in reading.devices] for reading in (helper, here)]
+print(json.dumps({"first_ms": first * 1e3, "helper_us": apart, "here_us": median(source()),
+                  "same": names[0] == names[1], "loaded": loaded}))
 """)
     record("gpu_mem helper", found)
     assert found["same"] and not found["loaded"] and found["helper_us"] - found["here_us"] < 1000
