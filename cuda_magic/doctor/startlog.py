@@ -33,7 +33,7 @@ class StartLog(Result):
 
     def blocks(self) -> Sequence[Block]:
         took = "" if self.seconds is None else f" ({self.seconds:.2f} s)"
-        nothing = "It wrote nothing: all went well, or the driver is older than CUDA 12.9, which brought CUDA_LOG_FILE."
+        nothing = "It wrote nothing. A driver older than CUDA 12.9 never does."
         return [
             Title(f"CUDA's start: {self.sentence}{took}"),
             Text("The loader (LD_DEBUG=libs), where it looked for libcuda:"),

@@ -16,6 +16,8 @@ __all__ = ["close_files", "drop_names", "end_threads"]
 
 _OURS = ("ipykernel", "IPython", "zmq", "tornado", "debugpy", "cuda_magic", "socket", "asyncio")
 """Packages whose files and streams are needed until the end."""
+_NEEDED = (*_OURS, "traitlets", "jupyter_client", "jupyter_core", "comm", "psutil", "decorator", "packaging", "pydevd")
+"""Packages whose names are needed until the end, wherever they are installed (a working copy of ipykernel, say)."""
 
 
 async def end_threads(seconds: float) -> list[str]:
@@ -70,13 +72,15 @@ def _drop_modules() -> None:
     own = Path(__file__).resolve().parents[1]
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or module.__name__ == "__main__":
+        name = str(getattr(module, "__name__", ""))
+        if not isinstance(file, str) or name == "__main__" or name.partition(".")[0] in _NEEDED:
             continue
         place = Path(file).resolve()
         if own in place.parents or any(p in place.parents for p in library):
             continue
-        for name in [n for n in vars(module) if not n.startswith("__")]:
-            vars(module)[name] = None
+        held = getattr(module, "__dict__", None)
+        if type(held) is dict:
+            held.update(dict.fromkeys([n for n in held if not n.startswith("__")]))
 
 
 def close_files() -> None:
