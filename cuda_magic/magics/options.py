@@ -190,7 +190,7 @@ class Spec:
         return joined
 
     def complete(self, shell: Any, event: Any) -> list[str]:
-        """Completions for TAB (IPython's ``complete_command`` hook); never raises."""
+        """Completions for TAB, from an event with `line` (up to the cursor) and `symbol`; never raises."""
         try:
             words = event.line.split()
             typed = event.symbol
