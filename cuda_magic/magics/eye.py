@@ -10,10 +10,7 @@ from typing import Any
 
 __all__ = ["watch"]
 
-_armed: list[list[str]] = []
-"""What each result of this cell would say if it were dropped now; emptied when it is shown."""
-_told: set[str] = set()
-"""What was said in this cell: a loop says it once."""
+_cells: weakref.WeakKeyDictionary[Any, _Cell] = weakref.WeakKeyDictionary()
 
 
 def watch(shell: Any, result: Any) -> Any:
@@ -25,31 +22,44 @@ def watch(shell: Any, result: Any) -> Any:
     text = line() if line is not None else ""
     if not text:
         return result
+    cell = _cells.get(shell)
+    if cell is None:
+        cell = _cells[shell] = _Cell(shell)
     said = [text]
     vars(result)["_unseen"] = said
-    weakref.finalize(result, _say, said).atexit = False
-    if not _armed:
-        shell.events.register("post_execute", _Disarm(shell))
-    _armed.append(said)
+    weakref.finalize(result, cell.say, said).atexit = False
+    cell.armed.append(said)
     return result
 
 
-def _say(said: list[str]) -> None:
-    if said and said[0] not in _told:
-        _told.add(said[0])
-        sys.stderr.write(f"{said[0]}\n")
-
-
-class _Disarm:
-    """At the end of a cell: what is still there was kept."""
+class _Cell:
+    """What the results of one cell of one shell would say if they were dropped now, and what was said: a loop says it
+    once."""
 
     def __init__(self, shell: Any) -> None:
-        self.shell = shell
-        self.__name__ = "cuda_magic_verdicts"
+        self.shell = weakref.ref(shell)
+        self.armed: list[list[str]] = []
+        """Each is emptied when its result is shown."""
+        self.told: set[str] = set()
+        shell.events.register("pre_execute", self.forget)
+        shell.events.register("post_execute", self.end)
 
-    def __call__(self) -> None:
-        for said in _armed:
+    def say(self, said: list[str]) -> None:
+        if said and said[0] not in self.told:
+            self.told.add(said[0])
+            sys.stderr.write(f"{said[0]}\n")
+
+    def forget(self) -> None:
+        """What is still there was kept."""
+        for said in self.armed:
             said.clear()
-        _armed.clear()
-        _told.clear()
-        self.shell.events.unregister("post_execute", self)
+        self.armed.clear()
+        self.told.clear()
+
+    def end(self) -> None:
+        self.forget()
+        shell = self.shell()
+        if shell is not None:
+            _cells.pop(shell, None)
+            shell.events.unregister("pre_execute", self.forget)
+            shell.events.unregister("post_execute", self.end)

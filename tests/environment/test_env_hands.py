@@ -462,6 +462,18 @@ def test_a_warning_in_the_middle_of_a_cell_is_seen_once(loaded, capsys, cell):
     assert capsys.readouterr().err.count("'64MB' is read as 64") == 1
 
 
+def test_another_shell_and_a_line_outside_of_a_cell_change_nothing(loaded, capsys):
+    """What was said of a line on its own does not silence the next cell."""
+    line = f"{CONF}=max_split_size_mb:64MB"
+    loaded.run_line_magic("cuda_env", line)
+    kept = loaded.run_line_magic("cuda_env", line)
+    capsys.readouterr()
+    loaded.run_cell(f"%cuda_env {line}\nx = 1")
+    assert capsys.readouterr().err.count("'64MB' is read as 64") == 1
+    del kept
+    assert capsys.readouterr().err == ""
+
+
 def test_what_is_shown_or_kept_is_not_said_again(loaded, capsys):
     """The last expression shows itself; a name keeps it; a value without fault is silent."""
     loaded.run_cell(f"%cuda_env {CONF}=max_split_size_mb:64MB")
