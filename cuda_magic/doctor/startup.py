@@ -146,6 +146,7 @@ def probe(full: bool = False, limit: float | None = None, environment: dict[str,
         return _untried(what, full, error.errno)
     except (ValueError, subprocess.SubprocessError, MemoryError) as error:
         return _untried(str(error) or type(error).__name__, full)
+    child._sigint_wait_secs = 0.0  # type: ignore[attr-defined]  # an interrupt waits for no child that hangs
     timed_out = False
     try:
         out, said = child.communicate(timeout=limit)

@@ -81,7 +81,7 @@ def test_an_interrupt_works_at_once(fake_nvml, libcuda, line):
     fake_nvml.device(0)
     fake_nvml.error("nvmlInitWithFlags", "hang")
     took, error, *_ = ask(fake_nvml, libcuda, line, interrupt=1.5, FAKE_CUDA_HANG="1")
-    assert error == "KeyboardInterrupt" and took < 2.2, (took, error)
+    assert error == "KeyboardInterrupt" and took < 2.5, (took, error)
 
 
 def test_both_hang(fake_nvml, libcuda):
