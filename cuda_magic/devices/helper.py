@@ -18,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+from .apart import command
 from .model import DeviceSource, Reading, Status
 
 __all__ = ["Helper", "forget", "source"]
@@ -117,11 +118,9 @@ class Helper:
         return reading
 
     def _start(self) -> None:
-        if not sys.executable or getattr(sys, "frozen", False):
-            raise OSError("this Python does not know its own program")
         package = str(Path(__file__).resolve().parents[2])
         paths = [package, *(str(p) for p in sys.path if p and p != package)]
-        words = [sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")), json.dumps(paths)]
+        words = command("-I", "-S", str(Path(__file__).with_name("child.py")), json.dumps(paths))
         self._process = subprocess.Popen(
             words,
             bufsize=0,

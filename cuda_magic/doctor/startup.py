@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..devices.apart import command
 from .codes import cuda_name
 
 __all__ = ["Allocation", "StartedDevice", "Startup", "doing", "probe"]
@@ -127,14 +128,12 @@ def probe(full: bool = False, limit: float | None = None, environment: dict[str,
         Variables of the child; by default those of this process as they are now.
     """
     limit = limit or (FULL_LIMIT if full else QUICK_LIMIT)
-    if not sys.executable or getattr(sys, "frozen", False):  # a frozen program would start itself
-        return _untried("this Python does not know its own program (sys.executable)", full)
     # -I: neither the working folder nor PYTHON* variables change what the child imports; -S: no site-packages needed
-    words = [sys.executable, "-I", *([] if full else ["-S"]), str(Path(__file__).with_name("child.py"))]
+    words = ["-I", *([] if full else ["-S"]), str(Path(__file__).with_name("child.py"))]
     started = time.monotonic()
     try:
         child = subprocess.Popen(
-            [*words, *(["full", json.dumps([str(p) for p in sys.path if p])] if full else [])],
+            command(*words, *(["full", json.dumps([str(p) for p in sys.path if p])] if full else [])),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

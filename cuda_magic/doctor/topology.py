@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..devices.apart import command
 from ..errors import Refused
 from ..render.blocks import Block, Table, Text, Title
 from ..result import Result
@@ -65,10 +66,14 @@ def topology() -> Topology:
     Refused
         Where there is no answer, with the reason.
     """
-    words = [sys.executable or "python", "-I", "-S", str(Path(__file__).with_name("topology_child.py"))]
     try:
         done = subprocess.run(
-            [*words, json.dumps([str(p) for p in sys.path if p])],
+            command(
+                "-I",
+                "-S",
+                str(Path(__file__).with_name("topology_child.py")),
+                json.dumps([str(p) for p in sys.path if p]),
+            ),
             capture_output=True,
             text=True,
             timeout=LIMIT,
