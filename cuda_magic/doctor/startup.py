@@ -94,7 +94,15 @@ class Startup:
     @property
     def cut_off(self) -> bool:
         """The child hung, died or failed in the driver's own steps: what it told before is not the whole."""
-        return (self.timed_out or self.signal is not None or bool(self.failed)) and self.step in ("", *DRIVER_STEPS)
+        ended = self.timed_out or self.signal is not None or bool(self.failed)
+        return ended and self.step in ("", *DRIVER_STEPS) and not self.with_torch
+
+    @property
+    def with_torch(self) -> bool:
+        """The driver had started and told its devices: whatever ended the child came with torch (``--full``)."""
+        if self.step:
+            return self.step in ("torch", "available", "allocate")
+        return self.full and self.code == 0 and bool(self.device_count)
 
     @property
     def allocated(self) -> bool:

@@ -139,12 +139,12 @@ def broken(facts: Facts) -> Finding | None:
 def ends(facts: Facts) -> Finding | None:
     """torch ends the process, or hangs, while the driver starts (tried with --full)."""
     s = facts.startup
-    if s.step not in ("torch", "available", "allocate") or not (s.signal or s.timed_out or s.failed):
+    if not s.with_torch or not (s.signal or s.timed_out or s.failed):
         return None
     how = f"was ended by signal {s.signal}" if s.signal else "did not come to an end" if s.timed_out else s.failed
     return Finding(
         ERROR,
-        f"CUDA starts by the driver alone; with torch the child process {how}, in {doing(s.step)}.",
+        f"CUDA starts by the driver alone; with torch the child process {how}, in {doing(s.step or 'torch')}.",
         "torch or a library that it loads does that, with the variables as they are: in this kernel it would end the"
         " kernel."
         if s.signal
