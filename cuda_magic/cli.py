@@ -25,6 +25,9 @@ _COMMANDS: dict[str, tuple[str, str, tuple[tuple[str, str], ...]]] = {
         "",
         (
             ("--full", "also make a first tensor on each device, in a child process (takes seconds)"),
+            ("--topology", "which cards see each other by what"),
+            ("--log", "CUDA's start with the loader's and the driver's logs"),
+            ("--compare FILE...", "what differs between diagnoses that --json wrote on several nodes"),
             _JSON,
             ("--show-private", "leave in home folders, names and command lines: not for pasting in public"),
         ),

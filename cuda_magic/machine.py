@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .devices.model import DeviceSource
+    from .devices.model import DeviceSource, Reading
     from .doctor.facts import Facts
     from .memory.allocator import Allocator
 
@@ -46,7 +47,7 @@ class RealMachine:
     label: str = ""
 
     def devices(self) -> DeviceSource:
-        from .devices.nvml import source
+        from .devices.helper import source
 
         return source()
 
@@ -59,13 +60,20 @@ class RealMachine:
         return probe(full=full)
 
     def facts(self, full: bool = False) -> Facts:
-        from .devices.nvml import Nvml
+        from .devices.helper import Helper
         from .doctor.gather import gather
 
-        reading = self.devices().read()
-        if not reading.status.ok:
-            reading = Nvml().read()  # an old failure is kept for a while: the doctor asks anew
-        return gather(self.startup(full=full), reading)
+        nvml = self.devices()
+        readings: list[Reading] = []
+        if isinstance(nvml, Helper):
+            # an old failure is kept for a while: the doctor asks anew; beside the start of CUDA, since both may hang
+            ask = threading.Thread(target=lambda: readings.append(nvml.read(anew=True)), daemon=True)
+            ask.start()
+            startup = self.startup(full=full)
+            ask.join()
+        else:
+            startup = self.startup(full=full)
+        return gather(startup, readings[0] if readings else nvml.read())
 
 
 @functools.cache  # asked before every guarded statement: an import statement would cost ten times as much

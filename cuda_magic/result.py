@@ -57,6 +57,13 @@ class Result:
         """What is shown, drawn as text and as HTML."""
         raise TypeError(f"{type(self).__name__} shows nothing")
 
+    def verdict_line(self) -> str:
+        """One line that must be seen even where the result is dropped unseen; empty where nothing matters so much."""
+        return ""
+
+    def _looked_at(self) -> None:
+        vars(self).get("_unseen", []).clear()
+
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `to_dataframe`."""
         return [self.to_dict()]
@@ -86,6 +93,7 @@ class Result:
     def __repr__(self) -> str:
         from .render import text
 
+        self._looked_at()
         return text.draw(self.blocks())
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -94,4 +102,5 @@ class Result:
     def _repr_html_(self) -> str:
         from .render import html
 
+        self._looked_at()
         return html.draw(self.blocks())

@@ -9,7 +9,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-__all__ = ["contexts", "default_pool", "device_count", "loaded", "started", "trim_default_pool"]
+__all__ = ["contexts", "default_pool", "device_count", "loaded", "started", "trim_default_pool", "uuids"]
 
 NOT_INITIALISED = 3
 """CUDA_ERROR_NOT_INITIALIZED: what cuDeviceGetCount answers until somebody called cuInit (seen on an H200)."""
@@ -35,6 +35,26 @@ def device_count() -> int | None:
         return count.value if cuda is not None and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else None
     except (OSError, AttributeError):
         return None
+
+
+def uuids() -> list[str] | None:
+    """The UUIDs of the devices of this process's CUDA, in its order; None until it is started. Needs no context."""
+    count = device_count()
+    if count is None:
+        return None
+    found = []
+    handle, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    try:
+        cuda = loaded()
+        ask = getattr(cuda, "cuDeviceGetUuid_v2", None) or cuda.cuDeviceGetUuid
+        for index in range(count):
+            if cuda.cuDeviceGet(ctypes.byref(handle), index) or ask(uuid, handle):
+                return None
+            text = bytes(uuid).hex()
+            found.append("gpu-" + "-".join([text[:8], text[8:12], text[12:16], text[16:20], text[20:]]))
+    except (OSError, AttributeError):
+        return None
+    return found
 
 
 def started() -> bool:

@@ -68,6 +68,8 @@ class Status:
     ok: bool
     code: int | None = None
     sentence: str = ""
+    trouble: str = ""
+    """Where NVML gave no answer at all: ``hang``, ``crash``, or ``start`` (no process could be started to ask it)."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ class Nvml:
         self._versions: tuple[str | None, str | None] = (None, None)
         self._nvml: Any = None
 
+    @property
+    def well(self) -> bool:
+        """Whether the last reading was had."""
+        return self._status.ok
+
     def read(self, *, processes: bool = True, slow: bool = True) -> Reading:
         """One reading. What cannot be read is None, and why is a sentence; without `slow` the last slow values stay."""
         with self._lock:
@@ -194,12 +199,11 @@ class Nvml:
         compute = known.calls.processes("Compute", total)
         if slow or known.graphics:
             known.graphics = known.calls.processes("Graphics", total)
-        if not known.graphics:
-            if compute is None:
-                return None if known.graphics is None else ()
-            if len(compute) < 2:
-                return tuple(compute)
-        found = {p.pid: p for p in (*(known.graphics or ()), *(compute or ()))}  # one in both lists is compute
+        if compute is None:
+            return None  # a part of the list would look like the whole
+        if not known.graphics and len(compute) < 2:
+            return tuple(compute)
+        found = {p.pid: p for p in (*(known.graphics or ()), *compute)}  # one in both lists is compute
         return tuple(sorted(found.values(), key=lambda p: p.pid))
 
 

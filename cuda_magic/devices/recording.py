@@ -149,7 +149,7 @@ def load(path: Path) -> list[MemoryTable]:
         rows = list(_load(path, ending))
     except FileNotFoundError:
         raise UserError(f"gpu_mem: there is no file {path}.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"gpu_mem: {path} is not a recording of %gpu_mem --log ({type(error).__name__}).") from None
     if not rows:
         raise UserError(f"gpu_mem: {path} holds no reading.")

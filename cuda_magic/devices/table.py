@@ -67,6 +67,11 @@ class MemoryTable(Result):
             )
         return rows
 
+    def verdict_line(self) -> str:
+        if not self.reading.devices:
+            return f"gpu_mem: {self.reading.status.sentence or 'No GPU found.'}"
+        return "\n".join(f"gpu_mem: {n.text}" for n in self._notes() if isinstance(n, Note) and n.severity != "info")
+
     def blocks(self) -> Sequence[Block]:
         reading = self.reading
         if not reading.devices:

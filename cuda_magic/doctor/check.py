@@ -44,7 +44,7 @@ class CudaCheck(Result):
     def blocks(self) -> Sequence[Block]:
         rank = "" if self.local_rank is None else f"rank {self.local_rank} of this node: "
         sees = f"{rank}{self.device_count} visible, device {'n/a' if self.device is None else self.device}"
-        fork = "can work from here" if self.can_fork else "cannot work from here: restart the kernel first"
+        fork = "can work from here" if self.can_fork else "cannot work from here: %cuda_env --restart first"
         return (
             Title(f"CUDA {'can be used' if self.usable else 'cannot be used'}", self.label),
             *((Note(self.severity, f"{self.sentence}  [{self.cause}]"),) if self.cause else ()),

@@ -1,13 +1,15 @@
 """Runs in a child process, as a script: starts CUDA there and prints what happened, one JSON object a line.
 
 Uses nothing of cuda_magic: ``python -I child.py [full PATHS]``, PATHS a JSON list of folders to import torch from.
-Each step is printed as soon as it is known, so that a child that hangs or dies has told how far it came.
+Each step is told before it is begun and its answer as soon as it is known, so that a child that hangs or dies has told
+how far it came.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 from typing import Any
 
@@ -24,9 +26,18 @@ ATTRIBUTES = {
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
+_out = 1
+
+
+def quiet() -> None:
+    """Keep the way to the parent to ourselves: what a library prints goes to stderr."""
+    global _out
+    _out = os.dup(1)
+    os.dup2(2, 1)
+
+
 def tell(**fields: Any) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
+    os.write(_out, (json.dumps(fields) + "\n").encode())
 
 
 def text(cuda: Any, code: int) -> str | None:
@@ -76,6 +87,7 @@ def no_peers(cuda: Any, count: int) -> list[list[int]]:
 
 def start() -> Any:
     """cuInit and what follows without a context; the library where it started with devices, else None."""
+    tell(step="load")
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -84,10 +96,12 @@ def start() -> Any:
     tell(loaded=True)
     version = integer(cuda.cuDriverGetVersion)
     tell(driver_api=version or None)
+    tell(step="init")
     code = cuda.cuInit(0)
     tell(code=code, name=text(cuda, code))
     if code:
         return None
+    tell(step="devices")
     count = integer(cuda.cuDeviceGetCount)
     tell(device_count=count)
     count = count or 0
@@ -125,31 +139,43 @@ def allocate_by_torch(torch: Any, index: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    cuda = start()
+    quiet()
+    try:
+        cuda = start()
+    except Exception as error:  # noqa: BLE001 - a library without the calls that it must have, say
+        tell(failed=f"{type(error).__name__}: {error}".splitlines()[0])
+        return
     if "full" not in sys.argv[1:]:
+        tell(step="done")
         return
     sys.path[:0] = [p for p in json.loads(sys.argv[2]) if p not in sys.path]
+    tell(step="torch")
     try:
         import torch  # noqa: TID251 - a process of its own, which ends here
     except Exception as error:  # noqa: BLE001 - a broken torch is an answer too
         tell(torch_error=f"{type(error).__name__}: {error}".splitlines()[0])
         if cuda is not None:
+            tell(step="allocate")
             count = integer(cuda.cuDeviceGetCount) or 0
             tell(allocations=[allocate_by_driver(cuda, i) for i in range(count)])
+        tell(step="done")
         return
     import warnings
 
+    flags = getattr(torch._C, "_cuda_getArchFlags", None)  # what the build has code for; needs no card
+    tell(arch_list=((flags() or "") if flags is not None else "").split())
+    tell(step="available")
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         tell(torch_available=bool(torch.cuda.is_available()))
         count = int(torch.cuda.device_count())
     tell(torch_device_count=count, torch_version=str(torch.__version__), torch_cuda=torch.version.cuda)
+    tell(step="allocate")
     results = []
     for i in range(count):
         results.append(allocate_by_torch(torch, i))
         tell(allocations=results)
-    if torch.cuda.is_initialized():
-        tell(arch_list=list(torch.cuda.get_arch_list()))
+    tell(step="done")
 
 
 if __name__ == "__main__":

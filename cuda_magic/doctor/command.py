@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from ..errors import UserError, nearest
 from ..machine import machine
+from ..result import Result
 from .diagnosis import Diagnosis, diagnose
 
 __all__ = ["FLAGS", "doctor", "look"]
 
-FLAGS = ("--full", "--show-private")
+OTHER = ("--topology", "--log", "--compare")
+FLAGS = ("--full", *OTHER, "--show-private")
 
 
 def look(full: bool = False, show_private: bool = False) -> Diagnosis:
@@ -18,14 +20,36 @@ def look(full: bool = False, show_private: bool = False) -> Diagnosis:
     return diagnose(machine().facts(full=full), show_private=show_private)
 
 
-def doctor(words: Sequence[str]) -> tuple[Diagnosis, int]:
-    """The diagnosis and the exit code: 0 healthy, 1 findings, 2 CUDA unusable.
+def other(asked: str, files: Sequence[str] = (), full: bool = False, show_private: bool = False) -> Result:
+    """The answers beside the diagnosis: `asked` is ``topology``, ``log`` or ``compare``."""
+    if asked == "topology":
+        from .topology import topology
+
+        return topology()
+    if asked == "log":
+        from .startlog import start_log
+
+        return start_log(full, show_private)
+    from .compare import compare
+
+    return compare(files)
+
+
+def doctor(words: Sequence[str]) -> tuple[Result, int]:
+    """The diagnosis and the exit code: 0 healthy, 1 findings, 2 CUDA unusable; of a comparison 1 where nodes differ.
 
     Raises
     ------
     UserError
         For an unknown word.
     """
+    asked = [word for word in words if word in OTHER]
+    if asked:
+        rest = [word for word in words if word not in FLAGS]
+        if len(asked) > 1 or (rest and asked[0] != "--compare") or any(word.startswith("-") for word in rest):
+            raise UserError(f"{asked[0]} stands alone" + (", with its files" if asked[0] == "--compare" else "") + ".")
+        answer = other(asked[0][2:], rest, "--full" in words, "--show-private" in words)
+        return answer, int(bool(getattr(answer, "different", ())))
     for word in words:
         if word not in FLAGS:
             known = (*FLAGS, "--json")

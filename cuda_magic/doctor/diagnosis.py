@@ -78,6 +78,12 @@ class Diagnosis(Result):
         """Whether CUDA can be used here."""
         return self.verdict != UNUSABLE
 
+    def verdict_line(self) -> str:
+        if self.verdict == HEALTHY:
+            return ""
+        first = self.findings[0] if self.findings else None
+        return f"cuda_doctor: {self.sentence}" + (f" {first.seen}  [{first.id}]" if first is not None else "")
+
     def rows(self) -> list[dict[str, Any]]:
         """One row a finding, causes first."""
         return [{f: getattr(one, f) for f in Finding.__dataclass_fields__} for one in (*self.findings, *self.explained)]
@@ -140,19 +146,20 @@ def diagnose(facts: Facts, show_private: bool = False) -> Diagnosis:
     causes, symptoms = order(found)
     if not show_private:
         causes, symptoms = (tuple(_cleaned(one) for one in group) for group in (causes, symptoms))
-    verdict = _verdict(causes)
+    verdict = _verdict(causes) if facts.startup.ok else UNUSABLE  # healthy is said only of what answered
     return Diagnosis(
         schema_version=SCHEMA_VERSION,
         label=facts.label,
         verdict=verdict,
-        sentence=_sentence(verdict, causes, facts),
+        sentence=_sentence(verdict, causes, facts)
+        + (" Not everything could be checked." if failed or facts.unknown else ""),
         safe_to_fork=not facts.kernel.cuda_started and not facts.kernel.bad_fork,
         answers=_answers(facts),
         findings=causes,
         explained=symptoms,
         versions=_versions(facts, {one.id for one in causes}),
         checks=tuple(check.id for check in CHECKS),
-        failed_checks=tuple(failed),
+        failed_checks=(*failed, *(f"facts of {one}" for one in facts.unknown)),
         startup_seconds=facts.startup.seconds,
         processes=_processes(facts) if show_private else (),
     )
@@ -169,14 +176,17 @@ def _verdict(causes: Sequence[Finding]) -> str:
 
 
 def _sentence(verdict: str, causes: Sequence[Finding], facts: Facts) -> str:
-    count = facts.startup.device_count
-    devices = f"{count} device{'' if count == 1 else 's'}"
-    if verdict == HEALTHY:
-        return f"CUDA works here, {devices}."
-    if verdict == FINDINGS:
-        return f"CUDA works here, {devices}, with something to look at."
+    s = facts.startup
+    devices = f"{s.device_count} device{'' if s.device_count == 1 else 's'}"
+    if verdict != UNUSABLE:
+        does = "works" if s.allocated else "starts"
+        more = ", with something to look at." if verdict == FINDINGS else "."
+        return f"CUDA {does} here, {devices}{more}" + ("" if s.allocated else " No tensor was tried (--full does).")
+    if not causes or causes[0].id in ("startup.not-tried", "startup.silent", "startup.unclear"):
+        return "CUDA could not be tried here."
     if causes[0].id == "driver.none":
-        return "no CUDA here, and nothing to repair."
+        here = facts.platform.service or facts.platform.batch
+        return "no GPU was given to this session." if here else "no CUDA here, and nothing to repair."
     return "CUDA cannot be used here." if causes[0].severity == ERROR else "CUDA cannot be used as things stand."
 
 
@@ -187,7 +197,10 @@ def _answers(facts: Facts) -> tuple[Answer, ...]:
     return (
         Answer("NVML", status.code, name, nvml_count),
         Answer(
-            "CUDA (cuInit in a child process)", s.code, s.error if s.code is not None else s.sentence, s.device_count
+            "CUDA (cuInit in a child process)",
+            s.code,
+            s.error if s.code is not None else clean(s.sentence),
+            s.device_count,
         ),
     )
 

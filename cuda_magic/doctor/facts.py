@@ -33,6 +33,10 @@ class Platform:
     jetson: bool = False
     container: str = ""
     """``docker``, ``podman``, ``kubernetes``, ``lxc`` or the like; empty outside of one."""
+    batch: str = ""
+    """``slurm`` inside a job or step of it."""
+    service: str = ""
+    """``colab`` or ``kaggle``."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class Driver:
     """Whether ``nvidia`` is loaded."""
     uvm: bool | None = None
     nouveau: bool = False
+    hmm: bool | None = None
+    """Whether ``nvidia_uvm`` has heterogeneous memory management on; None where it does not tell."""
     nodes: tuple[str, ...] = ()
     """Device files: ``/dev/nvidia0``, ``/dev/nvidiactl``, ``/dev/nvidia-uvm``, ``/dev/dxg``."""
     closed_nodes: tuple[str, ...] = ()
@@ -101,6 +107,10 @@ class Torch:
     hip: str | None = None
     cudnn: str | None = None
     nccl: str | None = None
+    architectures: tuple[str, ...] = ()
+    """What the build has code for (``sm_90``, ``compute_90``), as its own files say; empty where they do not."""
+    imported: str | None = None
+    """The release that this process has imported, where it differs from the installed one."""
 
 
 @dataclass(frozen=True)
@@ -166,3 +176,5 @@ class Facts:
     allocator: Allocator | None = None
     holders: tuple[Holder, ...] = ()
     label: str = ""
+    unknown: tuple[str, ...] = ()
+    """Rooms of these facts that could not be read, with the error: what they hold by default says nothing."""

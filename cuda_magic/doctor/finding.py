@@ -69,13 +69,20 @@ def order(found: Sequence[tuple[Check, Finding]]) -> tuple[tuple[Finding, ...], 
 
     What makes CUDA unusable comes first, then by severity, then by the table's order: causes stand above effects there.
     """
-    ranked = sorted(found, key=lambda pair: (not pair[1].unusable, _RANK[pair[1].severity]))
+
+    def rank(finding: Finding) -> tuple[bool, int]:
+        return not finding.unusable, _RANK[finding.severity]
+
+    ranked = sorted(found, key=lambda pair: rank(pair[1]))
     causes: list[Finding] = []
     symptoms: list[Finding] = []
     by: dict[str, str] = {}
     # A symptom that another finding explains does not explain anything itself.
     for check, finding in ranked:
         for _, other in ranked:
+            # what only may do harm (a limit under which CUDA has started before, say) does not explain a failure
+            if not finding.unusable and rank(finding) > rank(other):
+                continue
             if check.covers(other.id) and finding.id not in by and by.get(finding.id) != other.id:
                 by.setdefault(other.id, finding.id)
     for _, finding in ranked:

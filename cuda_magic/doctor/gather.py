@@ -6,8 +6,9 @@ import os
 import platform as python_platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..devices.model import Reading
 from .facts import Driver, Facts, Holder, Host, Library, PciGpu, Platform
@@ -15,7 +16,7 @@ from .installed import packages, pynvml_file, torch_build
 from .kernel import allocator_verdict, kernel_state
 from .startup import Startup
 
-__all__ = ["VARIABLES", "driver", "gather", "host", "platform"]
+__all__ = ["VARIABLES", "driver", "gather", "host", "pci_cards", "platform"]
 
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -24,6 +25,7 @@ VARIABLES = (
     "NVIDIA_DRIVER_CAPABILITIES",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "CUDA_MPS_PIPE_DIRECTORY",
@@ -53,20 +55,31 @@ def gather(
     """The facts of this machine, with the answers of CUDA's start and of NVML."""
     env = os.environ if environment is None else environment
     root = Path(root)
+    known: dict[str, Any] = {}
+    unknown: list[str] = []
+    rooms: dict[str, Callable[[], Any]] = {
+        "platform": lambda: platform(root, env),
+        "host": lambda: host(root),
+        "driver": lambda: driver(root, env),
+        "torch": torch_build,
+        "packages": packages,
+        "pynvml_file": pynvml_file,
+        "kernel": kernel_state,
+        "allocator": lambda: allocator_verdict(env),
+        "holders": lambda: holders(reading),
+    }
+    for name, look in rooms.items():
+        try:
+            known[name] = look()
+        except Exception as error:  # noqa: BLE001 - one room that cannot be read (no descriptors, no rights) hides no other
+            unknown.append(f"{name} ({type(error).__name__})")
     return Facts(
-        platform=platform(root, env),
-        host=host(root),
-        driver=driver(root, env),
         nvml=reading,
         startup=startup,
-        torch=torch_build(),
-        packages=packages(),
-        pynvml_file=pynvml_file(),
-        kernel=kernel_state(),
         environment={name: env[name] for name in VARIABLES if name in env},
-        allocator=allocator_verdict(env),
-        holders=holders(reading),
         label=reading.label,
+        unknown=tuple(unknown),
+        **known,
     )
 
 
@@ -91,18 +104,35 @@ def platform(root: Path, env: Mapping[str, str]) -> Platform:
     return Platform(
         system="linux" if str(root) != "/" else sys.platform,
         machine=python_platform.machine(),
-        wsl="microsoft" in kernel or (root / "dev/dxg").exists(),
-        jetson=(root / "etc/nv_tegra_release").exists() or "jetson" in model,
+        wsl="microsoft" in kernel or _exists(root / "dev/dxg"),
+        jetson=_exists(root / "etc/nv_tegra_release") or "jetson" in model,
         container=_container(root, env),
+        batch="slurm" if "SLURM_JOB_ID" in env else "",
+        service=_service(env),
     )
 
 
+def _service(env: Mapping[str, str]) -> str:
+    if "KAGGLE_KERNEL_RUN_TYPE" in env:
+        return "kaggle"
+    return "colab" if "COLAB_RELEASE_TAG" in env or "COLAB_GPU" in env else ""
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # one may not look, or no descriptor is left
+        return False
+
+
 def _container(root: Path, env: Mapping[str, str]) -> str:
-    if "KUBERNETES_SERVICE_HOST" in env or (root / "var/run/secrets/kubernetes.io").exists():
+    if "KUBERNETES_SERVICE_HOST" in env or _exists(root / "var/run/secrets/kubernetes.io"):
         return "kubernetes"
-    if (root / ".dockerenv").exists():
+    if "APPTAINER_CONTAINER" in env or "SINGULARITY_CONTAINER" in env or _exists(root / ".singularity.d"):
+        return "apptainer"
+    if _exists(root / ".dockerenv"):
         return "docker"
-    if (root / "run/.containerenv").exists():
+    if _exists(root / "run/.containerenv"):
         return "podman"
     groups = _text(root / "proc/1/cgroup")
     found = re.search(r"\b(kubepods|docker|libpod|lxc|containerd)\b", groups)
@@ -173,13 +203,16 @@ def driver(root: Path, env: Mapping[str, str]) -> Driver:
     nodes, closed = _nodes(root)
     return Driver(
         module_version=version[1] if version else None,
-        module=(modules / "nvidia").exists() or version is not None if modules.exists() else None,
-        uvm=(modules / "nvidia_uvm").exists() if modules.exists() else None,
-        nouveau=(modules / "nouveau").exists(),
+        module=_exists(modules / "nvidia") or version is not None if _exists(modules) else None,
+        uvm=_exists(modules / "nvidia_uvm") if _exists(modules) else None,
+        nouveau=_exists(modules / "nouveau"),
+        hmm={"N": True, "Y": False, "0": True, "1": False}.get(
+            _text(modules / "nvidia_uvm/parameters/uvm_disable_hmm")
+        ),
         nodes=nodes,
         closed_nodes=closed,
         libraries=_libraries(root, env),
-        pci=_pci(root),
+        pci=pci_cards(root),
     )
 
 
@@ -210,7 +243,7 @@ def _libraries(root: Path, env: Mapping[str, str]) -> tuple[Library, ...]:
     return tuple(found.values())
 
 
-def _pci(root: Path) -> tuple[PciGpu, ...]:
+def pci_cards(root: Path) -> tuple[PciGpu, ...]:
     found = []
     folder = root / "sys/bus/pci/devices"
     for place in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import mmap
 import re
 import sys
 from importlib import metadata
@@ -52,13 +54,36 @@ def torch_build() -> Torch | None:
     }
     cuda = found.get("cuda")
     major = cuda.split(".")[0] if cuda else ""
+    imported = getattr(sys.modules.get("torch"), "__version__", None)
+    version = found.get("__version__", "unknown")
     return Torch(
-        version=found.get("__version__", "unknown"),
+        version=version,
+        architectures=_architectures(str(origin)) if cuda else (),
+        imported=str(imported) if imported is not None and str(imported) != version else None,
         cuda=cuda,
         hip=found.get("hip"),
         cudnn=_release(f"nvidia-cudnn-cu{major}") if cuda else None,
         nccl=_release(f"nvidia-nccl-cu{major}") if cuda else None,
     )
+
+
+_LIST = re.compile(rb"(?:(?:sm|compute)_\d{2,3}[af]? ?)+\0")
+
+
+@functools.lru_cache(4)
+def _architectures(origin: str) -> tuple[str, ...]:
+    """The list that torch.cuda.get_arch_list would give: a text in the build's libtorch_python (0.1 s, read once)."""
+    folder = Path(origin).parent / "lib"
+    library = next((p for p in (folder / "libtorch_python.so", folder / "torch_python.dll") if p.is_file()), None)
+    if library is None:
+        return ()
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at, best = data.find(b"sm_"), b""
+        while at >= 0:
+            match = _LIST.match(data, at)
+            best = max(best, match[0] if match else b"", key=len)
+            at = data.find(b"sm_", at + 1 if match is None else match.end())
+    return tuple(best.rstrip(b"\0").decode().split())
 
 
 def packages() -> tuple[Package, ...]:

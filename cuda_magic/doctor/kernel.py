@@ -9,6 +9,7 @@ from ..devices.driver import device_count
 from ..environment.allocator_grammar import read
 from ..environment.release import installed
 from ..environment.state import Moment, now
+from ..environment.verdict import ALLOCATOR_NAMES
 from ..memory.torch.state import in_bad_fork
 from .facts import Allocator, Kernel
 
@@ -27,9 +28,9 @@ def kernel_state() -> Kernel:
 
 def allocator_verdict(env: Mapping[str, str]) -> Allocator | None:
     """What is wrong with the allocator configuration that torch would read; None where it is fine or not set."""
-    # torch takes the first of the two names that is set, even where it is empty; 2.9 knows the first only
+    # torch takes the first of the names that is set, even where it is empty; 2.9 knows the first only
     torch = installed()
-    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")[: 1 if torch.release < (2, 10) else 2]
+    names = ALLOCATOR_NAMES[: 1 if torch.release < (2, 10) else 3]
     name = next((one for one in names if one in env), None)
     if name is None or not env[name]:
         return None

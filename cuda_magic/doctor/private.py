@@ -7,6 +7,8 @@ import re
 import socket
 from pathlib import Path
 
+from ..environment.secrets import HIDDEN, NAMED, SHAPES
+
 __all__ = ["clean"]
 
 _HOME = re.compile(r"(?<![\w.])(/home|/Users|[A-Za-z]:\\Users)[/\\][^/\\\s'\"]+")
@@ -16,10 +18,13 @@ _WORDS = """
 root jovyan user ubuntu docker localhost main this nvidia cuda torch admin administrator server driver kernel python
 jupyter default notebook process container memory device card linux windows host node machine worker
 """
-_NAMED_SECRET = re.compile(
-    r"(?i)\b([\w-]*(?:token|secret|password|passwd|api[_-]?key|credential)[\w-]*)(\s*[=:]\s*)[^\s,;&]+"
+_MAIL = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b")
+# four numbers of a release (9.19.0.56) follow a sign or a word of it
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+_IP = re.compile(
+    r"(?<![\w.=+-])(?<!version )(?<!cuDNN )(?!127\.0\.0\.1\b|0\.0\.0\.0\b)" + rf"(?:{_BYTE}\.){{3}}{_BYTE}(?![\w.]\w)"
 )
-_TOKEN = re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|sk-|glpat-|AKIA|xox[bp]-)[\w-]{8,}")
+_IP6 = re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){3,7}(?::|[0-9a-fA-F]{1,4})(?::[0-9a-fA-F]{1,4})*(?![\w:.])")
 _URL_LOGIN = re.compile(r"(\w+://)[^/@\s]+@")
 
 
@@ -41,9 +46,11 @@ def clean(text: str) -> str:
     if len(home) > 2:
         text = text.replace(home, "~")
     text = _HOME.sub("~", text)
-    text = _NAMED_SECRET.sub(r"\1\2(hidden)", text)
-    text = _TOKEN.sub("(hidden)", text)
+    text = SHAPES.sub(HIDDEN, text)
+    text = NAMED.sub(rf"\1\2{HIDDEN}", text)
     text = _URL_LOGIN.sub(r"\1(hidden)@", text)
+    for form in (_MAIL, _IP, _IP6):
+        text = form.sub(HIDDEN, text)
     for name in _names():
         text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", "(name)", text)
     return text

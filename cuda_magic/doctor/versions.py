@@ -39,9 +39,11 @@ class Cards:
 
 # The last row that applies counts. None where the facts do not say.
 CARDS: tuple[Cards, ...] = (
-    Cards((11, 0), (0, 0), None, (9, 0), "Blackwell (10.0 and newer) needs a build for CUDA 12.8 or newer"),
+    Cards((11, 0), (0, 0), (3, 7), (9, 0), "Blackwell (10.0 and newer) needs a build for CUDA 12.8 or newer"),
+    Cards((12, 0), (0, 0), (5, 0), (9, 0), "CUDA 12 release notes: Kepler is gone; PyTorch's builds for CUDA 12"),
     Cards((12, 6), (2, 6), (5, 0), (9, 0)),
-    Cards((12, 8), (2, 7), None, None),
+    # the list in the wheel of 2.9.1+cu128 begins at sm_70; some of these builds begin at sm_75, none below 7.0
+    Cards((12, 8), (2, 7), (7, 0), None, "the list of architectures in torch's wheels"),
     Cards((12, 8), (2, 11), (7, 5), None),
     Cards((13, 0), (2, 9), (7, 5), None),
 )
@@ -72,11 +74,16 @@ def fits(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
     """Whether a build with these architectures (torch.cuda.get_arch_list) has code for a card.
 
     Machine code ``sm_86`` runs on its own major version from its minor on; ``compute_90`` is translated for every
-    newer card.
+    newer card. ``sm_90a`` and ``compute_90a`` are for exactly that card, ``sm_100f`` for its family, one major version.
     """
     for name in architectures:
         kind, _, digits = name.partition("_")
-        digits = digits.rstrip("af")
+        if digits.endswith("a"):
+            if digits[:-1] == "".join(map(str, capability)):
+                return True
+            continue
+        if digits.endswith("f"):
+            kind, digits = "sm", digits[:-1]
         if not digits.isdigit() or len(digits) < 2:
             continue
         major, minor = int(digits[:-1]), int(digits[-1])

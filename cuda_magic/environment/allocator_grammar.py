@@ -231,7 +231,7 @@ class _Parser:
         if self.loaded is not None and token != self.loaded:
             raise _Refused(
                 f"torch is already imported with the backend {self.loaded}, and another one makes the next CUDA call"
-                " fail; restart the kernel and set it before torch is imported"
+                " fail; with --force and --restart on this line a new process has it from its start"
             )
 
     def roundup(self, i: int) -> int:

@@ -1,15 +1,17 @@
-"""The variables that CUDA and torch read, as data; those of other libraries are in libraries.py. Adding one is adding
-a row.
+"""The variables that CUDA and torch read, as data; those of others are in libraries.py, distributed.py and
+frameworks.py. Adding one is adding a row.
 
 Verified on one H200, torch 2.11.0+cu130, driver 580, or in torch's released wheels, unless `documented`.
 """
 
 from __future__ import annotations
 
+from .distributed import DISTRIBUTED
+from .frameworks import FRAMEWORKS
 from .libraries import LIBRARIES
-from .variable import Variable, one_of, whole, workspace
+from .variable import Variable, integer, one_of, whole, workspace
 
-__all__ = ["CATALOGUE", "Variable", "find"]
+__all__ = ["CATALOGUE", "Variable", "find", "near"]
 
 CUDA_AND_TORCH: tuple[Variable, ...] = (
     Variable(
@@ -29,6 +31,7 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
         "FASTEST_FIRST or PCI_BUS_ID",
         "FASTEST_FIRST",
         documented=True,
+        refuses=True,
         source="CUDA programming guide",
     ),
     Variable(
@@ -39,6 +42,7 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
         ("0", "1"),
         "0 or 1",
         "0",
+        refuses=True,
     ),
     Variable(
         "CUDA_MODULE_LOADING",
@@ -67,7 +71,7 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
         "Options of torch's caching allocator.",
         "init",
         legal="option:value with commas, for example expandable_segments:True",
-        late="restart the kernel; expandable_segments can be switched on by %%cuda_guard at run time",
+        late="%cuda_env --restart; expandable_segments can be switched on by %%cuda_guard at run time",
         myth=(
             "backend:cudaMalloc does not exist;"
             " expandable_segments:True together with max_split_size_mb mostly cancels."
@@ -76,22 +80,20 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
     ),
     Variable(
         "PYTORCH_ALLOC_CONF",
-        "The newer name of PYTORCH_CUDA_ALLOC_CONF (torch 2.9); where both are set the older name wins.",
+        "The newer name of PYTORCH_CUDA_ALLOC_CONF (torch 2.9); where several names are set it comes last.",
         "init",
         legal="as PYTORCH_CUDA_ALLOC_CONF",
-        late="restart the kernel",
         myth="torch 2.9 tells people to switch to this name and then ignores it for CUDA; it works from 2.10 on.",
         since=(2, 10),
         source="released wheels 2.9.1 to 2.15.0",
     ),
     Variable(
         "PYTORCH_HIP_ALLOC_CONF",
-        "The name of PYTORCH_CUDA_ALLOC_CONF in torch's builds for AMD GPUs.",
+        "The name of PYTORCH_CUDA_ALLOC_CONF for AMD GPUs; from 2.10 on every build reads it, before"
+        " PYTORCH_ALLOC_CONF.",
         "init",
         legal="as PYTORCH_CUDA_ALLOC_CONF",
-        late="restart the kernel",
-        documented=True,
-        source="torch's documentation",
+        source="c10/core/AllocatorConfig; the order measured on 2.13 (CPU build)",
     ),
     Variable(
         "PYTORCH_NO_CUDA_MEMORY_CACHING",
@@ -180,9 +182,8 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
         "TRITON_DEBUG",
         "1 switches Triton's own checks on.",
         "use",
-        one_of("0", "1"),
-        ("1",),
-        "0 or 1",
+        values=("1",),
+        legal="1, true, yes or on",
         first_use="the import of triton",
         source="triton/knobs.py",
     ),
@@ -234,12 +235,46 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
         "TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT",
         "How many plans of convolutions are kept.",
         "use",
-        whole(-1, 2**31 - 1),
-        legal="a whole number",
-        default="10000",
+        integer(),
+        ("0", "-1"),
+        "a whole number; 0 sets no limit, a negative one keeps none",
+        "10000",
         first_use="the first convolution",
         documented=True,
-        source="torch documentation",
+        source="aten/src/ATen/native/cudnn/Conv_v8.cpp, getLRUCacheLimit",
+    ),
+    Variable(
+        "TORCH_CUDNN_V8_API_DISABLED",
+        "1 makes torch use cuDNN's older interface (releases before 2.10).",
+        "use",
+        one_of("0", "1"),
+        ("1",),
+        "0 or 1",
+        first_use="the first convolution",
+        documented=True,
+        source="aten/src/ATen/native/cudnn/Conv_v7.cpp, Context.h",
+    ),
+    Variable(
+        "CUBLASLT_WORKSPACE_SIZE",
+        "Size of the workspace that torch gives cuBLASLt, in KiB.",
+        "use",
+        integer(),
+        ("32768",),
+        "KiB, a whole number",
+        first_use="the first matrix product by cuBLASLt",
+        documented=True,
+        source="aten/src/ATen/cuda/CUDABlas.cpp, _parseChosenWorkspaceSize",
+    ),
+    Variable(
+        "CUDA_MANAGED_FORCE_DEVICE_ALLOC",
+        "1 keeps managed memory on the device.",
+        "cuinit",
+        one_of("0", "1"),
+        ("1",),
+        "0 or 1",
+        "0",
+        documented=True,
+        source="CUDA programming guide",
     ),
     Variable(
         "CUDA_CACHE_PATH",
@@ -292,8 +327,21 @@ CUDA_AND_TORCH: tuple[Variable, ...] = (
     ),
 )
 
-CATALOGUE: tuple[Variable, ...] = CUDA_AND_TORCH + LIBRARIES
+CATALOGUE: tuple[Variable, ...] = CUDA_AND_TORCH + LIBRARIES + DISTRIBUTED + FRAMEWORKS
 _BY_NAME = {v.name: v for v in CATALOGUE}
+
+
+def near(name: str) -> str:
+    """`` Did you mean X?`` for a name that is nearly one of the catalogue's: a part or more of it, or much like it."""
+    import difflib
+
+    upper = name.upper()
+    if upper in _BY_NAME or len(upper) < 5:
+        return ""
+    begins = [known for known in _BY_NAME if known.startswith(upper) or upper.startswith(f"{known}_")]
+    like = difflib.get_close_matches(upper, _BY_NAME, n=1, cutoff=0.86)
+    best = begins[0] if len(begins) == 1 else like[0] if like else begins[0] if begins and len(begins) < 4 else ""
+    return f" Did you mean {best!r}?" if best else ""
 
 
 def find(name: str) -> Variable | None:

@@ -4,77 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import sys
 
 from ..errors import Refused, UserError, nearest
-from .catalogue import CATALOGUE, find
+from .catalogue import CATALOGUE, find, near
 from .state import Progress, progress
+from .typed import parse, words
 from .verdict import Situation, faults
 
-__all__ = ["apply", "check", "known", "parse", "quoted", "set_at", "undo", "words"]
+__all__ = ["apply", "check", "known", "ours", "parse", "quoted", "set_at", "undo", "words"]
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _before: list[dict[str, str | None]] = []
 """What stood before each change, the last one at the end."""
 set_at: dict[str, tuple[str | None, Progress]] = {}
 """The value that we gave each variable, and how far the process had come then."""
 
 
-def words(line: str) -> list[str]:
-    """The words of a line. Quotes and brackets group; one pair of quotes around a value is taken off.
-
-    Raises
-    ------
-    UserError
-        If a quote or bracket is left open.
-    """
-    found: list[str] = []
-    word, quote, depth, started = "", "", 0, False
-    for c in line:
-        if quote:
-            if c == quote:
-                quote = ""
-            else:
-                word += c
-        elif c in "'\"":
-            quote, started = c, True
-        elif c.isspace() and not depth:
-            if started or word:
-                found.append(word)
-            word, started = "", False
-        else:
-            depth += (c == "[") - (c == "]")
-            word += c
-    if quote or depth > 0:
-        raise UserError(f"cuda_env: {quote or '['} is not closed in {line.strip()!r}.")
-    return [*found, word] if started or word else found
-
-
 def quoted(line: str) -> set[str]:
     """The names whose value stands in quotes on `line`."""
     return {m[1] for m in re.finditer(r"""(?:^|\s)["']?(\w+)=["']""", line)}
-
-
-def parse(assignments: Sequence[str]) -> dict[str, str]:
-    """Names to values of ``NAME=VALUE`` words.
-
-    Raises
-    ------
-    UserError
-        If a word is no assignment, a name is no name, or one name has two values.
-    """
-    wanted: dict[str, str] = {}
-    if "=" in assignments:
-        raise UserError("cuda_env: write NAME=VALUE without spaces around the equals sign.")
-    for word in assignments:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise UserError(f"cuda_env: {word!r} has no value; write {word}=VALUE.")
-        if not _NAME.fullmatch(name):
-            raise UserError(f"cuda_env: {name!r} is not the name of a variable.")
-        if wanted.setdefault(name, value) != value:
-            raise UserError(f"cuda_env: {name} is given two values, {wanted[name]} and {value}; write one.")
-    return wanted
 
 
 def check(name: str, value: str, situation: Situation, force: bool = False) -> tuple[str, ...]:
@@ -93,7 +41,7 @@ def check(name: str, value: str, situation: Situation, force: bool = False) -> t
         hint = _misspelt(name)
         if hint and not force:
             raise UserError(f"cuda_env: {name} is not known.{hint} (--force sets it all the same)")
-        return ("not in the catalogue: set as it is",)
+        return (f"not in the catalogue: set as it is{near(name)}",)
     refused, notes = faults(name, value, situation)
     if not refused:
         return notes
@@ -150,6 +98,14 @@ def _put(values: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def ours() -> list[str]:
+    """The variables that were set here and still are, whether the catalogue has them or not; before a restart in place
+    too, whose new process was told their names.
+    """
+    carried = getattr(sys.modules.get("cuda_magic.kernel.resume"), "carried", ())
+    return [name for name in dict.fromkeys((*carried, *set_at)) if name in os.environ]
 
 
 def known(name: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from ..devices import driver
 from ..devices.model import Device
 from ..errors import Refused, UserError, nearest
 from ..machine import machine
@@ -16,8 +19,10 @@ from .exports import FORMATS, export
 from .presets import PRESETS
 from .release import installed
 from .results import Environment, Explanation, Export, Presets, VisibleDevice
+from .secrets import secret, shown
 from .state import progress
-from .verdict import Situation, Verdict, first_environment, noted, takes_effect, verdict
+from .typed import dotenv
+from .verdict import REMEDY, Situation, Verdict, first_environment, noted, takes_effect, verdict
 from .visible import resolve
 
 __all__ = [
@@ -28,12 +33,14 @@ __all__ = [
     "preset",
     "set_all",
     "set_devices",
+    "set_file",
     "situation",
     "undo",
     "unset_all",
 ]
 
 READ = {
+    "process": "when a process starts",
     "always": "at each call",
     "import": "when torch is imported",
     "cuinit": "when CUDA starts (torch.cuda.is_available() is enough)",
@@ -62,13 +69,36 @@ def situation() -> Situation:
 def _environment(
     at: Situation, verdicts: Sequence[Verdict], title: str = "CUDA environment", more: Sequence[str] = ()
 ) -> Environment:
-    seen = None
+    seen = now = None
     if any(v.name == "CUDA_VISIBLE_DEVICES" for v in verdicts):
         resolved = resolve(at.environment.get("CUDA_VISIBLE_DEVICES"), at.devices).devices
         if resolved is not None:
-            seen = tuple(VisibleDevice(i, d.index, d.name, d.uuid) for i, d in enumerate(resolved))
+            seen = _numbered(resolved)
             more = list(dict.fromkeys([*more, *_expected(at)]))
-    return Environment(at.progress.words, tuple(verdicts), title, seen, tuple(more), machine().label)
+        if at.progress.started:
+            started = _started_with(at)
+            now = None if started is None else _numbered(started)
+            mask = next(v for v in verdicts if v.name == "CUDA_VISIBLE_DEVICES")
+            if now is None and mask.state == "in effect":
+                now = seen
+    return Environment(
+        at.progress.words, tuple(verdicts), title, seen, tuple(more), machine().label, now, at.progress.started
+    )
+
+
+def _numbered(cards: Sequence[Device]) -> tuple[VisibleDevice, ...]:
+    return tuple(VisibleDevice(i, d.index, d.name, d.uuid) for i, d in enumerate(cards))
+
+
+def _started_with(at: Situation) -> list[Device] | None:
+    """The cards that the CUDA of this process sees, which no variable changes any more; None where it does not tell."""
+    cards = [d for d in at.devices or () if d.parent is None]
+    if machine().label:
+        return cards  # the practice GPU heeds no mask
+    told = driver.uuids()
+    by_uuid = {(d.uuid or "").lower(): d for d in cards}
+    found = [by_uuid.get(uuid) for uuid in told or ()]
+    return [d for d in found if d is not None] if told is not None and None not in found else None
 
 
 def _verdicts(at: Situation, names: Sequence[str]) -> list[Verdict]:
@@ -78,11 +108,19 @@ def _verdicts(at: Situation, names: Sequence[str]) -> list[Verdict]:
 def listing() -> Environment:
     """All variables of the catalogue that are set, and what one would expect to be set."""
     at = situation()
-    return _environment(at, _verdicts(at, [v.name for v in CATALOGUE if v.name in at.environment]), more=_expected(at))
+    return _environment(at, _verdicts(at, _set_names()), more=_expected(at))
+
+
+def _set_names() -> list[str]:
+    """What is set: the catalogue's, then the others that were set here."""
+    here = change.ours()
+    # what counts when a process starts is the machine's own affair, unless it was set here
+    names = [v.name for v in CATALOGUE if v.name in os.environ and (v.read != "process" or v.name in here)]
+    return list(dict.fromkeys([*names, *here]))
 
 
 def _expected(at: Situation) -> list[str]:
-    models = {d.name for d in at.devices or () if d.parent is None}
+    models = {d.name for d in at.devices or () if d.parent is None and d.name and not d.error}
     if len(models) > 1 and "CUDA_DEVICE_ORDER" not in at.environment:
         return [
             "The GPUs are of different models and CUDA numbers the fastest first, nvidia-smi by PCI bus:"
@@ -118,14 +156,30 @@ def _explanation(variable: Variable, at: Situation) -> Explanation:
         state,
         current.value,
         variable.myth,
-        variable.late or ("it never is" if variable.read in ("always", "never") else "restart the kernel"),
+        variable.late or ("it never is" if variable.read in ("always", "never") else REMEDY),
         f"torch {variable.since[0]}.{variable.since[1]}" if variable.since else "",
         variable.source,
         not variable.documented,
     )
 
 
-def set_all(assignments: Sequence[str], force: bool = False, quoted: Collection[str] = ()) -> Environment:
+def set_file(path: str, force: bool = False) -> Environment:
+    """Set what a ``.env`` file assigns, all or none.
+
+    Raises
+    ------
+    UserError, Refused
+        If it cannot be read, or at the first assignment that is not legal; nothing is set then.
+    """
+    found = dotenv(Path(path))
+    if not found:
+        raise UserError(f"cuda_env: {path} assigns nothing.")
+    return _set(found, force)
+
+
+def set_all(
+    assignments: Sequence[str], force: bool = False, quoted: Collection[str] = (), more: Sequence[str] = ()
+) -> Environment:
     """Check all, then set all or none; `quoted` are the names whose value was typed in quotes.
 
     Raises
@@ -133,14 +187,14 @@ def set_all(assignments: Sequence[str], force: bool = False, quoted: Collection[
     UserError, Refused
         At the first assignment that is not legal; nothing is set then.
     """
-    return _set(change.parse(assignments), force, quoted)
+    return _set(change.parse(assignments), force, quoted, more)
 
 
 def _set(
     wanted: dict[str, str], force: bool = False, quoted: Collection[str] = (), more: Sequence[str] = ()
 ) -> Environment:
     before = dict(os.environ)
-    at = situation()
+    at = replace(situation(), environment={**before, **wanted})
     said = {name: change.check(name, value, at, force) for name, value in wanted.items()}
     change.apply(dict(wanted))
     at = situation()
@@ -150,7 +204,7 @@ def _set(
         if name in quoted:
             notes.append("the quotes around the value were taken off")
         if before.get(name) not in (None, value):
-            notes.append(f"was {before[name] or '(empty)'}")
+            notes.append(f"was {shown(name, before[name]) or '(empty)'}")
         if name == "CUDA_VISIBLE_DEVICES" and at.progress.imported and not at.progress.started:
             notes.append("torch is imported and CUDA not started: the value counts; a restart makes sure")
         verdicts.append(noted(verdict(name, at), "; ".join(notes)))
@@ -242,10 +296,15 @@ def export_all(form: str) -> Export:
     UserError, Refused
         If there is no such format, nothing is set, or the format cannot hold a value.
     """
-    values = {v.name: os.environ[v.name] for v in CATALOGUE if v.name in os.environ}
+    set_here = {name: os.environ[name] for name in _set_names()}
+    values = {name: value for name, value in set_here.items() if not secret(name, value)}
+    left = [name for name in set_here if name not in values]
     if form in FORMATS and not values:
         raise Refused("cuda_env: none of the variables that CUDA or torch read is set: there is nothing to export.")
-    return Export(form, FORMATS[form][1] if form in FORMATS else "", export(form, values))
+    meaning = FORMATS[form][1] if form in FORMATS else ""
+    if left:
+        meaning += f"; left out, since they look like secrets: {', '.join(left)}"
+    return Export(form, meaning, export(form, values))
 
 
 def env(words: list[str]) -> tuple[Result, int]:

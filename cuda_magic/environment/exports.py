@@ -41,8 +41,21 @@ def _kubernetes(values: Mapping[str, str]) -> str:
     """Kubernetes replaces ``$(NAME)`` in values; a doubled dollar sign stands for one."""
     lines = ["env:"]
     for name, value in values.items():
-        lines += [f"  - name: {name}", f"    value: {json.dumps(value.replace('$', '$$'))}"]
+        lines += [f"  - name: {name}", f"    value: {_yaml(name, value.replace('$', '$$'))}"]
     return "\n".join(lines)
+
+
+def _yaml(name: str, value: str) -> str:
+    """A double-quoted scalar of YAML. What is not printable there is escaped by its number, one for each character."""
+    made = json.dumps(value, ensure_ascii=False)
+    if any("\ud800" <= c <= "\udfff" for c in made):
+        raise Refused(f"cuda_env: {name} holds bytes that are no UTF-8, which Kubernetes cannot; use --export shell.")
+    return "".join(
+        c
+        if "\x20" <= c <= "\x7e" or (c >= "\xa0" and c not in "\u2028\u2029\ufeff\ufffe\uffff")
+        else f"\\u{ord(c):04x}"
+        for c in made
+    )
 
 
 def _slurm(values: Mapping[str, str]) -> str:

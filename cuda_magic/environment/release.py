@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -47,6 +48,9 @@ def installed() -> Torch:
     """The torch that ``import torch`` would find; for the practice GPU the one whose allocator it models."""
     if machine().label:
         return PRACTICE
+    imported = getattr(sys.modules.get("torch"), "__version__", None)
+    if imported is not None:  # another release may have been installed since: this process has this one
+        return Torch(str(imported))
     try:
         return Torch(metadata.version("torch"))
     except metadata.PackageNotFoundError:

@@ -36,12 +36,20 @@ class Environment(Result):
     """The cards that CUDA_VISIBLE_DEVICES leaves, where it is among `variables` and they can be read."""
     hints: tuple[str, ...] = ()
     label: str = ""
+    now: tuple[VisibleDevice, ...] | None = None
+    """The cards that the CUDA of this process sees, once it has started and where that is known."""
+    started: bool = False
+    """Whether CUDA has started in this process: `devices` are then what a new one would see."""
 
     def rows(self) -> list[dict[str, Any]]:
         return [
             {"name": v.name, "value": v.value, "state": v.state, "note": v.note, "known": v.known}
             for v in self.variables
         ]
+
+    def verdict_line(self) -> str:
+        wrong = [v for v in self.variables if v.warn or v.state in WARNED]
+        return "\n".join(f"cuda_env: {v.name}: {'; '.join(filter(None, [v.state, v.note]))}" for v in wrong)
 
     def blocks(self) -> Sequence[Block]:
         blocks: list[Block] = [Title(self.title, self.label), Text(self.moment)]
@@ -55,10 +63,21 @@ class Environment(Result):
         for v in self.variables:
             if v.note:
                 blocks.append(Note("warning" if v.warn or v.state in WARNED else "info", f"{v.name}: {v.note}"))
-        if self.devices:
-            cards = [(f"cuda:{d.cuda}", str(d.index), d.name or "n/a", d.uuid or "n/a") for d in self.devices]
-            blocks.append(Table(("here", "GPU", "name", "UUID"), cards, caption="What this process sees"))
+        apart = self.started and self.now != self.devices
+        if apart and self.now is not None:
+            blocks.append(_cards(self.now, "What this process sees (CUDA has started)"))
+        if self.devices or apart:
+            blocks.append(
+                _cards(self.devices or (), "What a new process would see" if apart else "What this process sees")
+            )
         return [*blocks, *(Note("info", hint) for hint in self.hints)]
+
+
+def _cards(devices: Sequence[VisibleDevice], caption: str) -> Block:
+    rows = [(f"cuda:{d.cuda}", str(d.index), d.name or "n/a", d.uuid or "n/a") for d in devices]
+    if not rows:
+        return Text(f"{caption}: no GPU.")
+    return Table(("here", "GPU", "name", "UUID"), rows, caption=caption)
 
 
 @dataclass(frozen=True, repr=False)

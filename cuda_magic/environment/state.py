@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from ..devices import driver
+from ..machine import machine
 
 __all__ = ["Moment", "Progress", "now", "progress"]
 
@@ -32,6 +33,8 @@ class Progress:
     started: bool = False
     """cuInit was called."""
     context: bool = False
+    practice: bool = False
+    """The practice GPU is in use in this process, in the place of torch and CUDA."""
 
     @property
     def moment(self) -> Moment:
@@ -44,6 +47,8 @@ class Progress:
     @property
     def words(self) -> str:
         """One sentence; whether torch is imported is always said."""
+        if self.practice:
+            return "The practice GPU is in use in this process."
         torch = "torch is already imported" if self.imported else "torch is not imported yet"
         if self.initialised:
             return f"{torch} and uses CUDA in this process."
@@ -55,7 +60,12 @@ class Progress:
 
 
 def progress() -> Progress:
-    """How far this process has come."""
+    """How far this process has come; on a practice machine, how far its GPU has."""
+    here = machine()
+    if here.label:
+        allocator = here.allocator()
+        used = allocator is not None and allocator.started()
+        return Progress(used or "torch" in sys.modules, used, used, used, practice=used)
     torch = sys.modules.get("torch")
     initialised = bool(getattr(getattr(torch, "cuda", None), "_initialized", False))
     started = initialised or driver.started()

@@ -3,6 +3,7 @@
 `read` says at which moment the value is read, and with that until when a change still takes effect:
 
 always      at each call                                    a change takes effect at once
+process     when a process starts (by the loader or Python)
 import      when torch is imported
 cuinit      when CUDA starts in the process (cuInit; torch.cuda.is_available() is enough)
 context     when the first context is created (the first tensor on a GPU)
@@ -18,12 +19,37 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Variable", "one_of", "real", "whole", "workspace"]
+__all__ = ["Variable", "integer", "number", "one_of", "real", "whole", "workspace"]
 
 
-def one_of(*legal: str) -> Callable[[str], str]:
+def one_of(*legal: str, case: bool = True) -> Callable[[str], str]:
+    known = legal if case else tuple(word.lower() for word in legal)
+
     def check(value: str) -> str:
-        return "" if value in legal else f"legal values are {', '.join(legal)}"
+        return "" if (value if case else value.lower()) in known else f"legal values are {', '.join(legal)}"
+
+    return check
+
+
+def integer(lists: bool = False) -> Callable[[str], str]:
+    """A whole number, of either sign; with `lists` several with commas."""
+
+    def check(value: str) -> str:
+        words = value.split(",") if lists else [value]
+        return "" if all(re.fullmatch(r"\s*[+-]?[0-9]+\s*", word) for word in words) else "it takes a whole number"
+
+    return check
+
+
+def number() -> Callable[[str], str]:
+    """What Python's float() takes."""
+
+    def check(value: str) -> str:
+        try:
+            float(value)
+        except ValueError:
+            return "it takes a number"
+        return ""
 
     return check
 
@@ -57,7 +83,9 @@ def real(low: float, high: float) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable. `check` gives what is wrong with a value, or an empty string."""
+    """One variable. `check` gives what is wrong with a value, or an empty string; that is said, and refused only where
+    the reader is known to raise (`refuses`).
+    """
 
     name: str
     meaning: str
@@ -77,4 +105,7 @@ class Variable:
     """The first torch release that reads it."""
     documented: bool = False
     """From vendors' documentation; not tried by us."""
+    refuses: bool = False
+    """The reader raises on a value that `check` finds fault with."""
     source: str = "measured"
+    """The reader: where the value is read, and how that is known."""

@@ -9,15 +9,20 @@ from typing import Any
 
 from ..devices.model import Device
 from .allocator_grammar import read
-from .catalogue import Variable, find
+from .catalogue import Variable, find, near
 from .release import Torch
+from .secrets import shown
 from .state import Progress
 from .visible import resolve
 
 __all__ = ["ALLOCATOR_NAMES", "Situation", "Verdict", "first_environment", "takes_effect", "verdict"]
 
-ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""In the order in which torch takes them from 2.10 on: the first that is set, even where it is empty."""
+FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 RESTART = "after a kernel restart"
+REMEDY = "%cuda_env --restart"
+"""A restart from the menu drops what was set here."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,15 @@ def takes_effect(variable: Variable, progress: Progress) -> tuple[str, str]:
         return "no effect", variable.myth or "nothing reads it"
     if variable.read == "container":
         return "no effect", f"it was read when the container was created; {variable.late}"
+    if variable.read == "process":
+        return RESTART, f"it is read when a process starts; {REMEDY}"
     if variable.read == "use":
-        return "at first use", f"it is read at {variable.first_use}; if that has happened, restart the kernel"
+        remedy = f"{variable.late} or {REMEDY}" if variable.late else REMEDY
+        return "at first use", f"it is read at {variable.first_use}; if that has happened, {remedy}"
     too_late, state = late[variable.read]
     if not too_late:
         return state, ""
-    return RESTART, f"it was read before; {variable.late or 'restart the kernel'}"
+    return RESTART, f"it was read before; {variable.late or REMEDY}"
 
 
 def not_read(variable: Variable, torch: Torch) -> str:
@@ -98,7 +106,11 @@ def faults(name: str, value: str, situation: Situation) -> tuple[str, tuple[str,
     notes = []
     if name == "PYTORCH_NO_CUDA_MEMORY_CACHING" and situation.torch.release <= (2, 6):
         notes.append("up to torch 2.6 any value switches caching off, even 0")
-    return variable.check(value), tuple(notes)
+    other = next((o for o in FRACTIONS if name in FRACTIONS and o != name), None)
+    if other is not None and value and situation.environment.get(other):
+        return f"{other} is set too, and JAX raises where both are; unset one", ()
+    wrong = variable.check(value)
+    return (wrong, tuple(notes)) if variable.refuses else ("", (*filter(None, [wrong]), *notes))
 
 
 def _about_names(name: str, situation: Situation) -> list[str]:
@@ -118,7 +130,11 @@ def verdict(name: str, situation: Situation) -> Verdict:
     value = situation.environment.get(name)
     variable = find(name)
     if variable is None:
-        return Verdict(name, value, "set" if value is not None else "not set", "not in the catalogue", known=False)
+        note = "not in the catalogue"
+        hint = near(name) if value is not None else ""
+        state = "set" if value is not None else "not set"
+        value = None if value is None else shown(name, value)
+        return Verdict(name, value, state, f"{note}.{hint}" if hint else note, known=False, warn=bool(hint))
     if value is None:
         return Verdict(name, None, "not set")
     refused, notes = faults(name, value, situation)
@@ -131,12 +147,20 @@ def verdict(name: str, situation: Situation) -> Verdict:
         return Verdict(name, value, "invalid", refused)
     if missing:
         state, note = "not read by this torch", missing
-    elif name == "PYTORCH_ALLOC_CONF" and "PYTORCH_CUDA_ALLOC_CONF" in situation.environment:
-        return Verdict(name, value, "no effect", "shadowed by PYTORCH_CUDA_ALLOC_CONF, which is set too")
+    elif winner := _winner(name, situation):
+        return Verdict(name, value, "no effect", f"shadowed by {winner}, which is set too")
     elif state == "in effect" and name in ALLOCATOR_NAMES:
         notes = (*notes, *inactive(value, situation))
     warn = bool(notes) and not (name == "CUDA_VISIBLE_DEVICES" and value.strip() in ("", "-1"))
     return Verdict(name, value, state, "; ".join(filter(None, [note, *notes])), warn=warn)
+
+
+def _winner(name: str, situation: Situation) -> str:
+    """The other name of the allocator's configuration that torch takes instead; empty where it takes this one."""
+    if name not in ALLOCATOR_NAMES:
+        return ""
+    first = next(n for n in ALLOCATOR_NAMES if n in situation.environment)
+    return "" if first == name else first
 
 
 def _in_time(variable: Variable, value: str, situation: Situation) -> bool:

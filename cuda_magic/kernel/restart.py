@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+from .ending import close_files, drop_names, end_threads
 from .refusals import check, kernel_app
 from .replace import Replacement
 from .resume import in_shell_thread
@@ -21,13 +23,14 @@ __all__ = ["restart"]
 _QUIET_SECONDS = 0.15  # no request for so long: a front end that runs all cells has sent them
 _QUIET_ROUNDS = 4
 _CHILDREN_SECONDS = 2.5  # a child that hangs the exit handlers is ended then
+_THREAD_SECONDS = 5.0  # so long the server waits too, on a restart from the menu, before it kills the kernel
 _HANG_SECONDS = 5.0  # whatever else hangs, the new process starts then
 _CLOSE_SECONDS = 1.5  # closing joins subshells, which may be busy
 
 _arranged: _Restart | None = None
 
 
-def restart(shell: Any) -> None:
+def restart(shell: Any, say: bool = False) -> None:
     """Arrange that this kernel is replaced in place when the cell that calls this has ended.
 
     The rest of the cell still runs. A cell that fails or is interrupted cancels the restart. Asking twice in one cell
@@ -37,6 +40,8 @@ def restart(shell: Any) -> None:
     ----------
     shell
         The shell of the kernel, as ``get_ipython()`` gives it.
+    say
+        Let the new process say in a line what it is, and what was lost; %cuda_env --restart does.
 
     Raises
     ------
@@ -47,14 +52,15 @@ def restart(shell: Any) -> None:
     if _arranged is not None and _arranged.waits_for(shell):
         return
     check(shell)
-    _arranged = _Restart(shell)
+    _arranged = _Restart(shell, say)
 
 
 class _Restart:
     """One restart: from the call in the cell to the start of the new program."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, say: bool) -> None:
         self.shell = shell
+        self.say = say
         self.kernel = shell.kernel
         self.replacement = Replacement(shell, kernel_app())
         self.parent = self.kernel.get_parent("shell")
@@ -111,15 +117,28 @@ class _Restart:
         """Clean up, wait until the requests behind the cell are here, and start the new program."""
         new = self.replacement
         raw: list[list[str]] = []
-        state = {"reply": self.reply, "parent": _plain(self.parent), "queue": self.queue, "raw": raw}
+        names = _set_here()
+        state: dict[str, Any] = {
+            "reply": self.reply,
+            "parent": _plain(self.parent),
+            "queue": self.queue,
+            "raw": raw,
+            "set": names,
+        }
+        begun = time.monotonic()
+        new.quiet_signals()
+        left = await end_threads(_THREAD_SECONDS)
+        state["line"] = _line(names, left) if self.say else ""
+        waited = time.monotonic() - begun
         new.after(_CHILDREN_SECONDS, new.end_children)
         new.after(_HANG_SECONDS, new.execute, state)
-        new.quiet_signals()
         # The handlers first: multiprocessing's own end its pools, which would fork again if only their workers died.
         new.run_exit_handlers()
         new.end_children()
+        drop_names(self.shell)
+        close_files()
         seen = -1
-        for _ in range(_QUIET_ROUNDS):
+        for _ in range(_QUIET_ROUNDS if waited < 1 else 1):
             if len(self.queue) == seen:
                 break
             seen = len(self.queue)
@@ -142,6 +161,23 @@ class _Restart:
             new.app.close()  # sends what is still to be sent
         finally:
             new.execute(state)
+
+
+def _set_here() -> list[str]:
+    """The variables that %cuda_env set in this process, which the next one lists too."""
+    change = sys.modules.get("cuda_magic.environment.change")
+    return change.ours() if change is not None else []
+
+
+def _line(names: list[str], threads: list[str]) -> str:
+    """What the new process says of itself."""
+    lost = (
+        f" Ended in the middle: thread {', '.join(threads)}, which did not end in {_THREAD_SECONDS:g} s."
+        if threads
+        else ""
+    )
+    held = f" with {', '.join(names)} set from its start" if names else " with the environment as it is now"
+    return f"cuda_magic: a new process{held}. Variables and imports of the old one are gone.{lost}\n"
 
 
 def _text(frames: Any) -> list[str]:

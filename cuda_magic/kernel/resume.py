@@ -1,7 +1,7 @@
 """``%cuda_env --restart``, the new process: the reply of the cell that asked, and the requests behind it.
 
 Loaded by ``--ext=cuda_magic.kernel.resume`` after the ports are bound and before the kernel takes its first request.
-It loads nothing else of cuda_magic, and says nothing of its own.
+It loads nothing else of cuda_magic, and says what the old process left to say.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import Any
 from zmq import NOBLOCK, ROUTER_MANDATORY, Frame, ZMQError  # type: ignore[attr-defined]
 
 __all__ = ["RESUME", "STATE_FD", "in_shell_thread", "load_ipython_extension"]
+
+carried: list[str] = []
+"""Variables that the old process set; `cuda_magic.environment.change` lists them."""
 
 RESUME = "cuda_magic.kernel.resume"
 """This module, as the new process loads it."""
@@ -41,6 +44,7 @@ def load_ipython_extension(shell: Any) -> None:
     kernel = shell.kernel
     with os.fdopen(int(descriptor), "rb") as file:
         state = kernel.session.unpack(file.read())
+    carried[:] = state.get("set", ())
     IOLoop.current().call_later(0, _Resume(kernel, state).run)
 
 
@@ -67,6 +71,7 @@ class _Resume:
         while not await in_shell_thread(self.kernel, self._deliver, reply) and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await asyncio.sleep(_SUBSCRIBE_SECONDS)
+        self._say(self.state.get("line", ""))
         self._idle()
         count = self.kernel.execution_count
         await in_shell_thread(self.kernel, self._hand_over)
@@ -83,6 +88,13 @@ class _Resume:
         kernel = self.kernel
         content = {"execution_state": "idle"}
         kernel.session.send(kernel.iopub_socket, "status", content, self.state["parent"], kernel._topic("status"))
+
+    def _say(self, text: str) -> None:
+        if text:
+            kernel, content = self.kernel, {"name": "stdout", "text": text}
+            kernel.session.send(
+                kernel.iopub_socket, "stream", content, self.state["parent"], kernel._topic("stream.stdout")
+            )
 
     def _deliver(self, frames: list[bytes]) -> bool:
         """Send the reply if the client is there: a socket with ROUTER_MANDATORY tells, others drop it silently."""

@@ -12,6 +12,7 @@ from ..cells.front import Front
 from ..cells.hooks import Hooks
 from ..settings import CudaMagic
 from . import cuda_doctor, cuda_env, cuda_guard, gpu_mem
+from .completion import Completion
 from .options import Spec
 
 __all__ = ["load", "unload"]
@@ -29,7 +30,7 @@ class CudaMagics(Magics):
         self.hooks = Hooks(shell)
         self.hooks.before = cuda_guard.before_cell
         self.hooks.front = Front(self.hooks, cuda_guard.SPEC.name, functools.partial(cuda_guard.prepare, self))
-        self.completers = {f"{kind}{spec.name}": spec.complete for spec in SPECS for kind in ("%", "%%")}
+        self.completion = Completion(shell, SPECS)
 
     @line_magic
     def cuda_env(self, line: str) -> Any:
@@ -39,6 +40,8 @@ class CudaMagics(Magics):
     @line_cell_magic
     def cuda_guard(self, line: str, cell: str | None = None) -> Any:
         __tracebackhide__ = True
+        if cell is None and cuda_guard.SPEC.asks_help(line):
+            return None
         return cuda_guard.run(self, line, cell)
 
     @no_var_expand
@@ -66,8 +69,7 @@ def load(shell: Any) -> None:
     shell.configurables.append(magics.settings)
     magics.hooks.install()
     when_imported("torch", cuda_guard.before_cell)
-    for key, complete in magics.completers.items():
-        shell.set_hook("complete_command", complete, str_key=key)
+    magics.completion.install()
     _loaded[id(shell)] = magics
 
 
@@ -87,7 +89,4 @@ def unload(shell: Any) -> None:
     shell.magics_manager.registry.pop(type(magics).__name__, None)
     # Magics.__init__ puts itself there too
     shell.configurables[:] = [c for c in shell.configurables if c is not magics and c is not magics.settings]
-    commands = shell.strdispatchers.get("complete_command")
-    for key in magics.completers:
-        if commands is not None:
-            commands.strs.pop(key, None)
+    magics.completion.remove()

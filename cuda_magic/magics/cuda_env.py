@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..errors import UserError
+from .eye import watch
 from .options import Option, Spec
 
 _FORMATS = ("shell", "dotenv", "dockerfile", "docker-run", "kubernetes", "slurm", "kernelspec", "python")
@@ -36,6 +38,7 @@ SPEC = Spec(
         ),
         Option("--undo", "back to what stood before the last change"),
         Option("--export", f"the variables that are set, as {', '.join(_FORMATS)}", "FORMAT", {}, _FORMATS),
+        Option("--file", "set what a .env file assigns, all or none", "FILE"),
         Option("--restart", "start this kernel anew, in place, with the environment as it is now"),
         Option(
             "--cluster",
@@ -54,6 +57,7 @@ SPEC = Spec(
         ("%cuda_env --preset debug", "set a preset"),
         ("%cuda_env --undo", "take the last change back"),
         ("%cuda_env --export shell", "the variables that are set, as lines for bash"),
+        ("%cuda_env --file .env", "set what a file assigns"),
         ("%cuda_env --restart", "a new process in this kernel, with these variables"),
         ("%cuda_env --cluster CUDA_LAUNCH_BLOCKING=1", "set on every engine, all or none"),
         ("%cuda_env --cluster PROFILE --restart", "new engines in the place of the old, with these variables"),
@@ -65,17 +69,21 @@ SPEC = Spec(
 
 def run(magics: Any, line: str) -> Any:
     """The result of one ``%cuda_env`` line; with ``--restart`` what was asked is done first."""
-    from ..environment import change
+    from ..environment import typed
 
-    words = change.words(line)
+    if SPEC.asks_help(line):
+        return None
+    words = typed.assignments(typed.words(line))
+    if words[:1] == ["unset"]:
+        words[0] = "--unset"
     if "--cluster" in words or any(word.startswith("--cluster=") for word in words):
         return _cluster(magics, words)
     options = SPEC.parse(words)
-    result = _answer(options, line)
+    result = watch(magics.shell, _answer(options, line))
     if options.restart:
         from ..kernel.restart import restart
 
-        restart(magics.shell)
+        restart(magics.shell, say=True)
     return result
 
 
@@ -90,7 +98,7 @@ def _cluster(magics: Any, words: list[str]) -> Any:
         if word == "--cluster" and (made[i + 1] in names or "=" in made[i + 1]):
             made[i] = "--cluster="
     options = SPEC.parse(made)
-    for flag in ("undo", "devices", "preset", "export"):
+    for flag in ("undo", "devices", "preset", "export", "file"):
         if getattr(options, flag) not in (None, False):
             raise UserError(
                 f"cuda_env: --{flag} is asked of this kernel alone; with --cluster go NAME=VALUE and --unset."
@@ -112,6 +120,20 @@ def _cluster(magics: Any, words: list[str]) -> Any:
     )
 
 
+def _said(line: str) -> list[str]:
+    """What was done to the line before it was set, and what was not."""
+    from ..environment import typed
+
+    said = []
+    if typed.expanded(line):
+        said.append("$NAME and ~ were replaced by what they stand for; in single quotes they stay.")
+    if re.search(r"\$\(|`", line):
+        said.append("No command is run here: $(...) stays as it is.")
+    if braces := re.findall(r"(?<!\$)\{([A-Za-z_]\w*)\}", line):
+        said.append(f"{{{braces[0]}}} stays as it is: this notebook has no name {braces[0]}.")
+    return said
+
+
 def _answer(options: Any, line: str) -> Any:
     from ..environment import change, command
 
@@ -124,6 +146,7 @@ def _answer(options: Any, line: str) -> Any:
             ("--devices", options.devices is not None),
             ("--preset", options.preset is not None),
             ("--export", options.export is not None),
+            ("--file", options.file is not None),
             ("NAME", words),
         )
         if given
@@ -140,10 +163,12 @@ def _answer(options: Any, line: str) -> Any:
         return command.preset(options.preset)
     if options.export is not None:
         return command.export_all(options.export)
+    if options.file is not None:
+        return command.set_file(options.file, options.force)
     if not words:
         return None if options.restart else command.listing()
     if any("=" in word for word in words):
-        return command.set_all(words, options.force, change.quoted(line))
+        return command.set_all(words, options.force, change.quoted(line), _said(line))
     if len(words) > 1:
         raise UserError("cuda_env: one name at a time is explained; to set variables write NAME=VALUE.")
     return command.explain(words[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Refused, UserError
+from .eye import watch
 from .options import Option, Spec
 
 SPEC = Spec(
@@ -69,6 +70,8 @@ _ACTIONS = ("once", "who", "map", "snapshot", "free", "log", "replay", "stop")
 def run(magics: Any, line: str, cell: str | None) -> Any:
     """The result of one ``%gpu_mem`` line or ``%%gpu_mem`` cell."""
     __tracebackhide__ = True
+    if cell is None and SPEC.asks_help(line):
+        return None
     options = SPEC.parse(line)
     for name in ("snapshot", "log", "replay"):
         if getattr(options, name) == "":
@@ -91,7 +94,9 @@ def run(magics: Any, line: str, cell: str | None) -> Any:
     answer = _answer(magics, options, asked[0] if asked else "")
     if options.df and answer is not None:
         return answer.to_dataframe()
-    return answer.to_dict() if options.json and answer is not None else answer
+    if options.json and answer is not None:
+        return answer.to_dict()
+    return watch(magics.shell, answer) if asked == ["once"] else answer
 
 
 def _answer(magics: Any, options: Any, asked: str) -> Any:

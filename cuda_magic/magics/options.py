@@ -124,6 +124,13 @@ class Spec:
         lines += [f"{o.usage.ljust(wide)}   {o.help}" for o in (*self.positionals, *self.options)]
         return "\n".join(lines)
 
+    def asks_help(self, line: str) -> bool:
+        """Whether `line` asks what the magic does; it is printed then."""
+        if not {"-h", "--help"} & set(line.split()):
+            return False
+        print(self.doc())  # noqa: T201 - the text is what was asked for
+        return True
+
     @functools.cached_property
     def parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, add_help=False, allow_abbrev=False)
@@ -183,15 +190,18 @@ class Spec:
         return joined
 
     def complete(self, shell: Any, event: Any) -> list[str]:
-        """Completions for TAB (IPython's ``complete_command`` hook); never raises."""
+        """Completions for TAB, from an event with `line` (up to the cursor) and `symbol`; never raises."""
         try:
             words = event.line.split()
             typed = event.symbol
-            before = words[-1] if event.line.endswith(" ") else words[-2] if len(words) > 1 else ""
+            fresh = event.line[-1:].isspace()
+            before = words[-1] if fresh else words[-2] if len(words) > 1 else ""
+            word = "" if fresh else words[-1]
             found = [v for o in self.options if o.flag == before for v in o.values if v.startswith(typed)]
             if not found:
-                found = [flag for flag in self.flags if flag.startswith(typed)] if typed[:1] in ("", "-") else []
-                if self.more is not None:
+                # behind NAME= an option is no answer
+                found = [flag for flag in self.flags if flag.startswith(word)] if word[:1] in ("", "-") else []
+                if self.more is not None and word[:1] != "-":
                     found += self.more(event)
             return found
         except Exception:  # noqa: BLE001 - TAB must never print a traceback

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..devices.processes import Person, describe, this_process
+from ..environment.visible import resolve
 from .pools import pools
 
 if TYPE_CHECKING:
@@ -100,18 +101,8 @@ def cuda_to_reading(reading: Reading, allocator: Allocator | None = None) -> lis
             return [i for i in found if i is not None]
     if os.environ.get("CUDA_DEVICE_ORDER", "") != "PCI_BUS_ID" and len({d.name for d in cards}) > 1:
         return []
-    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if mask is None:
-        return [d.index for d in cards]
-    at: list[int] = []
-    for word in (w.strip() for w in mask.split(",")):
-        if word.isdigit() and int(word) < len(cards):
-            at.append(cards[int(word)].index)
-        elif word.startswith("GPU-") and len(match := [d.index for d in cards if (d.uuid or "").startswith(word)]) == 1:
-            at += match
-        else:
-            break
-    return at if len(set(at)) == len(at) else []
+    seen = resolve(os.environ.get("CUDA_VISIBLE_DEVICES"), cards).devices
+    return [d.index for d in seen or ()]
 
 
 def _bare(uuid: str) -> str:

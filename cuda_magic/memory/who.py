@@ -72,7 +72,11 @@ class Who(Result):
             columns = ("GPU", "pid", "bytes", "who", "user", "notebook", "idle")
             blocks.append(Table(columns, [_cells(h) for h in self.holdings], frozenset({1, 2}), "Processes"))
         else:
-            blocks.append(Text("No process holds memory of a GPU, as far as the driver tells."))
+            untold = [str(d.index) for d in self.reading.devices if d.processes is None and d.parent is None]
+            if untold:
+                blocks.append(Text(f"The driver does not tell which processes use GPU {', '.join(untold)}."))
+            else:
+                blocks.append(Text("No process holds memory of a GPU, as far as the driver tells."))
         for part in self.splits:
             if part.unattributed and part.unattributed > 64 << 20:
                 why = " (the driver's reserve among it: an old driver)" if part.includes_reserve else ""

@@ -100,6 +100,10 @@ def test_platforms_are_told_apart(tmp_path):
     assert platform(tmp_path / "j", {}).jetson
     assert platform(tmp_path / "d", {}).container == "docker"
     assert platform(tmp_path / "p", {}).container == "podman"
+    assert platform(tmp_path / "p", {"APPTAINER_CONTAINER": "/x.sif"}).container == "apptainer"
+    assert platform(tmp_path / "none", {"SLURM_JOB_ID": "1"}).batch == "slurm"
+    assert platform(tmp_path / "none", {"COLAB_RELEASE_TAG": "x"}).service == "colab"
+    assert platform(tmp_path / "none", {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}).service == "kaggle"
     assert platform(tmp_path / "k", {}).container == "kubernetes"
     assert platform(tmp_path / "d", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).container == "kubernetes"
     plain = platform(tmp_path / "none", {})

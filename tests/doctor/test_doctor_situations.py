@@ -108,7 +108,7 @@ ROWS = [
     # -- cuInit 2: limits of the host, never video memory
     Row("address_space", SITUATIONS["address-space"].make, "host.address-space", 2, ("11.44 GiB", "not about video memory", "ulimit -v unlimited"), ("batch size",), ("startup.out-of-memory", "startup.disagreement")),
     Row("address_space_with_nvml_check", lambda: env(SITUATIONS["address-space"].make(), PYTORCH_NVML_BASED_CUDA_CHECK="1"), "host.address-space", 2, ("not a repair",), explained=("torch.nvml-check",)),
-    Row("control_group", lambda: with_(failing(2), host={"cgroup_limit": 4 * GIB, "cgroup_used": 4 * GIB - 1}), "host.cgroup-memory", 2, ("resources.limits.memory",)),
+    Row("control_group", lambda: with_(failing(2), platform={"container": "kubernetes"}, host={"cgroup_limit": 4 * GIB, "cgroup_used": 4 * GIB - 1}), "host.cgroup-memory", 2, ("resources.limits.memory",)),
     Row("little_memory", lambda: with_(failing(2, healthy(8)), host={"memory_available": GIB}), "host.memory", 2),
     Row("overcommit", lambda: with_(failing(2), host={"overcommit": 2, "commit_limit": 8 * GIB, "committed": 7 * GIB}), "host.overcommit", 2, ("sysctl",)),
     Row("out_of_memory_alone", lambda: failing(2), "startup.out-of-memory", 2, ("nothing about video memory", "address space unlimited, locked memory 8.00 MiB")),
@@ -193,7 +193,7 @@ ROWS = [
     Row("exclusive", lambda: cards(failing(46), compute_mode="exclusive-process"), "devices.exclusive", 2, ("4000",)),
     Row("lost_card", lambda: cards(failing(999, healthy(1)), error="A GPU has fallen off the bus."), "driver.uvm-state", 2, ("fallen off the bus",)),
     Row("nvml_12_and_cuda_works", lambda: docker(nvml(healthy(), 12)), "nvml.fails", 1, ("utility",)),
-    Row("nvml_999_and_cuda_works", lambda: nvml(healthy(), 999), "nvml.fails", 1, ("CUDA itself works",)),
+    Row("nvml_999_and_cuda_works", lambda: nvml(healthy(), 999), "nvml.fails", 1, ("CUDA itself starts",)),
 ]  # fmt: skip
 
 

@@ -180,7 +180,7 @@ def test_case_16_inactive(monkeypatch):
 def test_all_or_none():
     """One illegal assignment leaves every variable as it was."""
     with pytest.raises(UserError):
-        command.set_all(["CUDA_LAUNCH_BLOCKING=1", "NVIDIA_TF32_OVERRIDE=maybe"])
+        command.set_all(["CUDA_LAUNCH_BLOCKING=1", "XLA_PYTHON_CLIENT_ALLOCATOR=maybe"])
     assert "CUDA_LAUNCH_BLOCKING" not in os.environ
 
 

@@ -5,7 +5,7 @@
 >>> fake.process(0, pid=4242, used=1 << 30)
 >>> fake.error("nvmlDeviceGetUtilizationRates", 3, device=0)
 
-In this process ``attach`` makes the fake what ``dlopen("libnvidia-ml.so.1")`` finds; children get ``environment``.
+Here and in our children ``attach`` makes it what ``dlopen("libnvidia-ml.so.1")`` finds; others get ``environment``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FakeNvml:
         self.path = folder / "nvml.control"
         self.rows: dict[str, str] = {}
         self._loaded: ctypes.CDLL | None = None
-        self._before: str | None = None
+        self._before: dict[str, str | None] = {}
         self.write()
 
     @property
@@ -111,15 +111,16 @@ class FakeNvml:
         self.rows[f"nproc.{device}"] = self.rows[f"ngproc.{device}"] = "0"
         self.write()
 
-    def error(self, function: str, code: int | None, device: int | str | None = None) -> None:
-        """Let `function` (or "any" with a device) fail with NVML's `code`; None mends it."""
+    def error(self, function: str, code: int | str | None, device: int | str | None = None) -> None:
+        """Let `function` (or "any" with a device) fail with NVML's `code`, or ``hang``, ``crash``, ``slow 300`` (ms);
+        None mends it."""
         self.set(f"error.{function}" + ("" if device is None else f".{device}"), code)
 
     # -- in this process
     def attach(self) -> None:
         """Load it under the driver library's name, so that pynvml and torch find it here."""
-        self._before = os.environ.get(CONTROL)
-        os.environ[CONTROL] = str(self.path)
+        self._before = {name: os.environ.get(name) for name in (CONTROL, "LD_LIBRARY_PATH")}
+        os.environ.update({name: self.environment[name] for name in self._before})
         _forget_pynvml()
         self._loaded = ctypes.CDLL(str(self.library), mode=ctypes.RTLD_GLOBAL)
         # getenv of the library reads the C environment, which os.environ has just written
@@ -133,10 +134,11 @@ class FakeNvml:
         for handle in (*_forget_pynvml(), self._loaded._handle):
             _ctypes.dlclose(handle)
         self._loaded = None
-        if self._before is None:
-            os.environ.pop(CONTROL, None)
-        else:
-            os.environ[CONTROL] = self._before
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
     def calls(self, function: str | None = None) -> int:
         """How often `function` was called in this process (None: all calls)."""
@@ -155,7 +157,7 @@ def _forget_pynvml() -> list[int]:
         module.nvmlLib = None
         module._nvmlLib_refcount = 0
         module._nvmlGetFunctionPointer_cache.clear()
-    ours = sys.modules.get("cuda_magic.devices.nvml")
-    if ours is not None:
-        ours.forget()
+    for ours in ("nvml", "helper"):
+        if f"cuda_magic.devices.{ours}" in sys.modules:
+            sys.modules[f"cuda_magic.devices.{ours}"].forget()
     return had

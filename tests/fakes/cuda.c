@@ -4,7 +4,9 @@
  *   FAKE_CUDA_API 12020      cuDriverGetVersion (13000)   FAKE_CUDA_CC 61       compute capability of each (90)
  *   FAKE_CUDA_ALLOC 2        cuMemAlloc's answer (0)      FAKE_CUDA_CONTEXT 2   a new context's answer (0)
  *   FAKE_CUDA_NO_PEERS 1     no device reaches another    FAKE_CUDA_INTEGRATED 1
- *   FAKE_CUDA_HANG 1         cuInit never returns         FAKE_CUDA_CRASH 1     cuInit ends the process by SIGSEGV
+ *   FAKE_CUDA_HANG 1         cuInit never returns         FAKE_CUDA_CRASH 11    cuInit ends the process by this signal
+ *   FAKE_CUDA_NAME_CRASH 11  the same in cuDeviceGetName  FAKE_CUDA_EXIT 7      cuInit ends the process by exit(7)
+ *   FAKE_CUDA_PRINT 1        cuInit prints on stdout      FAKE_CUDA_LOG TEXT    cuInit writes it to CUDA_LOG_FILE
  */
 #include <signal.h>
 #include <stdio.h>
@@ -24,7 +26,13 @@ int cuDriverGetVersion(int *version) { *version = setting("FAKE_CUDA_API", 13000
 int cuInit(unsigned flags) {
     (void)flags;
     while (setting("FAKE_CUDA_HANG", 0)) pause();
-    if (setting("FAKE_CUDA_CRASH", 0)) raise(SIGSEGV);
+    if (setting("FAKE_CUDA_CRASH", 0)) raise(setting("FAKE_CUDA_CRASH", 0) == 1 ? SIGSEGV : setting("FAKE_CUDA_CRASH", 0));
+    if (setting("FAKE_CUDA_EXIT", 0)) _exit(setting("FAKE_CUDA_EXIT", 0));
+    if (setting("FAKE_CUDA_PRINT", 0)) { printf("{\"code\": 0, \"device_count\": 8}\n"); fflush(stdout); }
+    if (getenv("FAKE_CUDA_LOG") && getenv("CUDA_LOG_FILE")) {
+        FILE *log = fopen(getenv("CUDA_LOG_FILE"), "w");
+        if (log) { fprintf(log, "%s\n", getenv("FAKE_CUDA_LOG")); fclose(log); }
+    }
     int code = setting("FAKE_CUINIT", 0);
     started = code == 0;
     return code;
@@ -43,6 +51,7 @@ int cuDeviceGet(int *device, int index) {
 }
 
 int cuDeviceGetName(char *name, int length, int device) {
+    if (setting("FAKE_CUDA_NAME_CRASH", 0)) raise(setting("FAKE_CUDA_NAME_CRASH", 0));
     snprintf(name, length, "Fake GPU %d", device);
     return 0;
 }

@@ -8,8 +8,10 @@
  *   nproc.0 1 | ngproc.0 0 | mig.0 1 | nmig.0 2
  *   error.nvmlDeviceGetName 3     the call fails with this code;  error.nvmlDeviceGetName.0 for one device only
  *   error.any.0 15                every call on device 0 fails
+ *   error.nvmlDeviceGetName hang  it never returns;  crash: SIGSEGV;  slow 300: it takes 300 ms
  */
 #define _GNU_SOURCE
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +82,9 @@ static int enter(const char *name, const char *id) {
     const char *code = id ? get(key, id) : NULL;
     if (!code) code = get(key, NULL);
     if (!code && id) code = get("error.any", id);
+    if (code && !strcmp(code, "hang")) while (1) pause();
+    if (code && !strcmp(code, "crash")) raise(SIGSEGV);
+    if (code && !strncmp(code, "slow ", 5)) { usleep(1000 * atoi(code + 5)); code = NULL; }
     if (code) return atoi(code);
     if (strncmp(name, "nvmlInit", 8) && (!initialised || owner != getpid())) return 1;
     return 0;
@@ -245,4 +250,21 @@ int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Handle *d, Handle **out) {
 }
 int nvmlDeviceGetPcieThroughput(Handle *d, int counter, unsigned *out) { /* the real one sleeps for 20 ms */
     (void)counter; ENTER(d->id); usleep(20000); *out = 0; return 0;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(Handle *a, Handle *b, int *level) {
+    ENTER(a->id);
+    char key[64];
+    snprintf(key, sizeof key, "topo.%.15s", a->id);
+    *level = (int)number(key, b->id, 50);
+    return 0;
+}
+int nvmlDeviceGetNvLinkState(Handle *h, unsigned link, unsigned *active) {
+    ENTER(h->id); *active = link < number("nvlinks", h->id, 0); return 0;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(Handle *h, unsigned link, unsigned *type) {
+    ENTER(h->id); (void)link; *type = get("nvlinkto", h->id) ? 0 : 2; return 0;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Handle *h, unsigned link, Pci *pci) {
+    ENTER(h->id); (void)link; snprintf(pci->id, sizeof pci->id, "%s", get("nvlinkto", h->id)); return 0;
 }

@@ -54,6 +54,30 @@ print(json.dumps({"first_ms": first * 1e3, "fast_us": median(False), "slow_us": 
 
 
 @pytest.mark.gpu
+def test_the_helper_reads_what_this_process_reads():
+    """Names, sizes and UUIDs are equal, nothing of NVML is loaded here, and a further reading costs little more."""
+    found = child("""
+import json, statistics, time
+from cuda_magic.machine import machine
+def median(source, n=300):
+    times = []
+    for _ in range(n):
+        t = time.perf_counter(); source.read(slow=False); times.append(time.perf_counter() - t)
+    return statistics.median(times) * 1e6
+first = time.perf_counter(); helper = machine().devices().read(); first = time.perf_counter() - first
+loaded = "libnvidia-ml" in open("/proc/self/maps").read()
+apart = median(machine().devices())
+from cuda_magic.devices.nvml import source
+here = source().read()
+names = [[(d.name, d.uuid, d.memory.total) for d in reading.devices] for reading in (helper, here)]
+print(json.dumps({"first_ms": first * 1e3, "helper_us": apart, "here_us": median(source()),
+                  "same": names[0] == names[1], "loaded": loaded}))
+""")
+    record("gpu_mem helper", found)
+    assert found["same"] and not found["loaded"] and found["helper_us"] - found["here_us"] < 1000
+
+
+@pytest.mark.gpu
 def test_numbers_agree_with_nvidia_smi():
     """Total, reserved and used are nvidia-smi's, to the MiB that it prints; name and UUID are the same."""
     found = child("""

@@ -11,6 +11,7 @@ from running_kernel import RESTART, ROOT, RunningKernel
 sys.path.insert(0, str(ROOT / "tests" / "stacks"))
 
 from environments import Stack, python_of  # noqa: E402
+from test_restart_held_state import compare  # noqa: E402
 
 THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
 WANTED = ("ipykernel", "ipython", "psutil", "packaging", "traitlets")
@@ -41,3 +42,10 @@ def test_restart_in_place_under(stack):
         while (reply := kernel.client.get_shell_msg(timeout=10))["parent_header"]["msg_id"] != cell:
             pass
         assert reply["content"]["ename"] == "KeyboardInterrupt"
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+def test_nothing_is_lost_under(stack, tmp_path):
+    """Kinds of held state, beside the restart from the menu."""
+    compare(tmp_path, python_of(stack))

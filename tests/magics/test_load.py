@@ -68,9 +68,7 @@ def _state(shell):
         "cleanup": len(shell.input_transformers_cleanup),
         "ast": len(shell.ast_transformers),
         "events": {name: len(callbacks) for name, callbacks in shell.events.callbacks.items()},
-        "completers": set(shell.strdispatchers["complete_command"].strs)
-        if "complete_command" in shell.strdispatchers
-        else set(),
+        "completers": (len(getattr(shell.Completer, "custom_matchers", ())), "_complete" in vars(shell.Completer)),
         "hooks": set(vars(shell.hooks)) if hasattr(shell.hooks, "__dict__") else set(shell.hooks),
     }
 

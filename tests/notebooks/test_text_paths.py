@@ -24,7 +24,7 @@ GUARDED = '%%cuda_guard\nbig = card.full("256 MiB", 200)\ncard.sum(big)'
 REPORT = "%cuda_guard"
 OTHERS = ["%cuda_doctor", "%cuda_env CUDA_VISIBLE_DEVICES", "%gpu_mem --interval 0.25", "%gpu_mem --stop"]
 SEEN = ("[PRACTICE]", "Practice GPU 24 GiB", "24.00 GiB", str((256 << 20) * 200), "rescued", "no tensor moved")
-SEEN += ("CUDA works here, 1 device", "Which GPUs this process sees")
+SEEN += ("CUDA starts here, 1 device", "Which GPUs this process sees")
 WRONG = "%gpu_mem --onec"
 SENTENCE = "gpu_mem: unknown option --onec. Did you mean '--once'?"
 
@@ -72,7 +72,7 @@ def test_terminal(tmp_path):
     done = run("-m", "IPython", "--simple-prompt", "--colors=NoColor", "--no-banner", folder=tmp_path, given=lines)
     assert "[PRACTICE]" in done.stdout and "Practice GPU 24 GiB" in done.stdout, done.stderr
     assert SENTENCE in done.stdout and "42000" in done.stdout
-    assert "CUDA works here, 1 device" in done.stdout and "Which GPUs this process sees" in done.stdout
+    assert "CUDA starts here, 1 device" in done.stdout and "Which GPUs this process sees" in done.stdout
     assert "<div" not in done.stdout and "magics/" not in done.stdout
 
 

@@ -46,7 +46,7 @@ def main():
 
     cell("%load_ext cuda_magic")
     cell("from cuda_magic.testing import gpu; card = gpu(force=True); card.limit('3 GiB')")
-    assert "CUDA works here" in repr(cell("%cuda_doctor"))
+    assert "CUDA starts here" in repr(cell("%cuda_doctor"))
     assert "CUDA_VISIBLE_DEVICES" in repr(cell("%cuda_env CUDA_VISIBLE_DEVICES"))
     cell("whole = card.empty('3 GiB'); del whole")
     cell("parts = [card.full('64 MiB', i) for i in range(48)][::2]; card.limit('3.2 GiB')")

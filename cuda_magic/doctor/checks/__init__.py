@@ -13,6 +13,7 @@ CHECKS: tuple[Check, ...] = (
     *container.CHECKS,
     *wsl.CAUSES,
     *driver.CHECKS,
+    *devices.LOST,
     *visible.CHECKS,
     *host.CHECKS,
     *wsl.EFFECTS,

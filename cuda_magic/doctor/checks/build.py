@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
+from ..places import driver_update, install, log, look
+from ..startup import doing
 from ..versions import cards_of, driver_of, fits, release
 from .common import hardware, plural
-
-PICK = "pytorch.org/get-started/locally names the line for this driver."
 
 
 def cpu_only(facts: Facts) -> Finding | None:
@@ -16,18 +16,18 @@ def cpu_only(facts: Facts) -> Finding | None:
     if torch is None or torch.cuda or torch.hip:
         return None
     here = hardware(facts)
-    do = (
-        f"Install a build for CUDA in its place, then restart the kernel:\n{_install(facts.startup.driver_api)}\n{PICK}"
-    )
+    # where no driver reaches this process another build changes nothing yet
+    reached = facts.startup.ok or facts.nvml.status.ok
+    do = f"Install a build for CUDA in its place:\n{install(facts)}"
     return Finding(
-        ERROR if here else INFO,
+        ERROR if here and reached else INFO,
         f"torch {torch.version} is a build without CUDA (torch.version.cuda is None).",
         "torch.cuda.is_available() says False with this build, whatever the driver does."
         if here
         else "That fits a machine without an NVIDIA GPU.",
-        do if here else "",
+        "" if not here else do if reached else f"Only after CUDA starts here. {do}",
         "torch/version.py",
-        unusable=here,
+        unusable=here and reached,
     )
 
 
@@ -40,7 +40,7 @@ def rocm(facts: Facts) -> Finding | None:
         ERROR,
         f"torch {torch.version} is built for AMD's ROCm, and the card here is NVIDIA's.",
         "This build cannot use it.",
-        f"Install a build for CUDA in its place. {PICK}",
+        f"Install a build for CUDA in its place:\n{install(facts)}",
         "torch/version.py",
         unusable=True,
     )
@@ -61,18 +61,10 @@ def too_old(facts: Facts) -> Finding | None:
         f"torch {facts.torch.version} is built for CUDA {facts.torch.cuda}; the driver"
         f"{f' {version}' if version else ''} supports up to CUDA {facts.startup.driver_cuda}.",
         f"The driver is too old for this build.{minimum}",
-        f"Either the administrator updates the driver, or install a build for an older CUDA:\n{_install(api)}\n{PICK}",
+        f"Either: {driver_update(facts)}\nOr install a build for an older CUDA:\n{install(facts)}",
         row.source if row else "cuDriverGetVersion",
         unusable=True,
     )
-
-
-def _install(api: int | None) -> str:
-    """The line that installs a build for a driver: builds of one major version run on every driver of that version."""
-    builds = {13: "cu130", 12: "cu126", 11: "cu118"}
-    index = builds.get(min(api // 1000, max(builds))) if api is not None else None
-    where = f" --index-url https://download.pytorch.org/whl/{index}" if index else ""
-    return f"%pip install --force-reinstall torch{where}"
 
 
 def minor(facts: Facts) -> Finding | None:
@@ -98,12 +90,14 @@ def no_code(facts: Facts) -> Finding | None:
         return None
     known = [d for d in facts.startup.devices if d.compute_capability is not None]
     row = cards_of(torch.version, torch.cuda)
+    # the build's own list comes before the table
+    has = facts.startup.arch_list or torch.architectures
     bad = []
     for d in known:
         capability = d.compute_capability
         assert capability is not None
-        if facts.startup.arch_list:
-            wrong = not fits(capability, facts.startup.arch_list)
+        if has:
+            wrong = not fits(capability, has)
         else:
             low, high = (row.lowest, row.highest) if row else (None, None)
             # a card above `highest` within its major version runs; a newer major version does not
@@ -115,16 +109,14 @@ def no_code(facts: Facts) -> Finding | None:
     card = bad[0]
     assert card.compute_capability is not None
     dotted = ".".join(map(str, card.compute_capability))
-    newer = card.compute_capability[0] >= 10
-    index = "cu128" if newer else "cu126"
     return Finding(
         ERROR,
         f"torch {torch.version} (CUDA {torch.cuda}) has no code for {card.name or f'GPU {card.index}'}, compute"
         f" capability {dotted}.",
         'This card needs another build: kernels fail with "no kernel image is available for execution on the device".'
         " It is not about memory.",
-        f"%pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{index}\n{PICK}",
-        row.source if row and not facts.startup.arch_list else "torch.cuda.get_arch_list()",
+        install(facts),
+        row.source if row and not has else "the build's own list (torch.cuda.get_arch_list)",
         unusable=len(bad) == len(known),
     )
 
@@ -138,9 +130,43 @@ def broken(facts: Facts) -> Finding | None:
         ERROR,
         f"torch cannot be imported: {error}.",
         "Its files are damaged, or a library it needs is missing or of another release.",
-        "%pip install --force-reinstall torch\nThen restart the kernel.",
+        install(facts),
         "import in a child process",
         unusable=True,
+    )
+
+
+def ends(facts: Facts) -> Finding | None:
+    """torch ends the process, or hangs, while the driver starts (tried with --full)."""
+    s = facts.startup
+    if not s.with_torch or not (s.signal or s.timed_out or s.failed):
+        return None
+    how = f"was ended by signal {s.signal}" if s.signal else "did not come to an end" if s.timed_out else s.failed
+    return Finding(
+        ERROR,
+        f"CUDA starts by the driver alone; with torch the child process {how}, in {doing(s.step or 'torch')}.",
+        "torch or a library that it loads does that, with the variables as they are: in this kernel it would end the"
+        " kernel."
+        if s.signal
+        else "torch or a library that it loads does that, with the variables as they are.",
+        "See what it says last:\n$ python -X faulthandler -c 'import torch; torch.zeros(1, device=\"cuda\")'",
+        "torch in a child process",
+        unusable=True,
+    )
+
+
+def replaced(facts: Facts) -> Finding | None:
+    """Another release of torch was installed while this process had imported one."""
+    torch = facts.torch
+    if torch is None or torch.imported is None:
+        return None
+    return Finding(
+        WARNING,
+        f"This kernel has imported torch {torch.imported}, and torch {torch.version} is installed now.",
+        "What is judged here is the installed one; until a restart this kernel works with the other, whose files"
+        " are gone.",
+        "%cuda_env --restart",
+        "torch.__version__ in this process, torch/version.py on disk",
     )
 
 
@@ -151,11 +177,24 @@ def allocation(facts: Facts) -> Finding | None:
         return None
     first = bad[0]
     all_of_them = len(bad) == len(facts.startup.allocations)
+    means, do = "The context on the card cannot be made.", f"{log(facts)}\n%gpu_mem --who"
+    if first.code in (46, 102):
+        means = (
+            "The card may not be used: a virtual GPU without a licence, or a card in exclusive mode that another"
+            " process"
+            " holds."
+        )
+        do = f"{look(facts, '-q')} | grep -i -A 2 -e license -e compute.mode\n%gpu_mem --who"
+    elif first.code == 2 or "out of memory" in first.error:
+        means = "The card is full or busy, or a limit of the host stops the context from being made."
+        do = f"%gpu_mem --who\n{look(facts)}"
+    elif first.code == 209 or "no kernel image" in first.error:
+        means, do = "The build has no code for this card.", install(facts)
     return Finding(
         ERROR if all_of_them else WARNING,
         f"CUDA starts, and the first allocation on device {first.index} fails: {first.error.rstrip('.')}.",
-        "The card is full or busy, or a limit of the host stops the context from being made.",
-        "$ nvidia-smi\n%gpu_mem --who",
+        means,
+        do,
         f"first allocation by {'torch' if first.by == 'torch' else 'the driver'} in a child process",
         unusable=all_of_them,
     )
@@ -170,7 +209,7 @@ def torch_start(facts: Facts) -> Finding | None:
         ERROR,
         f"cuInit starts {plural(s.device_count or 0, 'device')}, and torch.cuda.is_available() says False.",
         "The driver is well; torch's own CUDA runtime does not start with it.",
-        "%pip install --force-reinstall torch\nThen restart the kernel.",
+        install(facts),
         "torch in a child process",
         unusable=True,
     )
@@ -194,8 +233,10 @@ CAUSES = (
     Check("torch.driver-too-old", too_old, ("torch.not-available", "torch.allocation", "torch.minor-version")),
     Check("torch.no-code-for-card", no_code, ("torch.allocation",)),
     Check("torch.broken", broken),
+    Check("torch.ends-process", ends, ("torch.",)),
 )
 CHECKS = (
+    Check("torch.replaced", replaced),
     Check("torch.allocation", allocation),
     Check("torch.not-available", torch_start),
     Check("torch.minor-version", minor),

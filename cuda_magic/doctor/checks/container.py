@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..facts import Facts
 from ..finding import ERROR, Check, Finding
-from .common import NO_START
+from ..places import anew, get_gpu
+from .common import NO_START, hardware, not_found
 
 TOOLKIT = "NVIDIA container toolkit, environment variables of an image"
 
@@ -18,8 +19,9 @@ def lost(facts: Facts) -> Finding | None:
         "NVML answers 999, unknown error, inside this container.",
         "The container has lost its access to the GPU, as happens when systemd reloads and rewrites the container's"
         " device rules. The host and its driver are usually well.",
-        "Nothing in this kernel can repair it: create the container anew (not only its process). To prevent it, the"
-        " administrator gives the device files to the container explicitly or uses the cgroupfs driver.",
+        f"Nothing in this kernel can repair it. {anew(facts)}\nTo prevent it, the administrator gives the device"
+        " files to"
+        " the container explicitly or uses the cgroupfs driver.",
         "NVIDIA/nvidia-container-toolkit#48, NVIDIA/nvidia-docker#1730",
         unusable=True,
     )
@@ -36,8 +38,9 @@ def capabilities(facts: Facts) -> Finding | None:
         ERROR,
         f"NVIDIA_DRIVER_CAPABILITIES={value} lacks compute, and libcuda.so.1 is not in this container.",
         "The toolkit mounts libcuda only for the capability compute; NVML and nvidia-smi need utility.",
-        "Start the container anew (setting it in a notebook comes too late):\n"
-        "$ docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...",
+        f"Setting it in a notebook comes too late; in the image or the container's environment it reads"
+        " compute,utility."
+        f"\n{get_gpu(facts, ' -e NVIDIA_DRIVER_CAPABILITIES=compute,utility')}",
         TOOLKIT,
         unusable=True,
     )
@@ -46,15 +49,22 @@ def capabilities(facts: Facts) -> Finding | None:
 def hidden(facts: Facts) -> Finding | None:
     """A container that was started without a card."""
     value = facts.environment.get("NVIDIA_VISIBLE_DEVICES")
-    if value is None or value.strip() not in ("", "void", "none") or facts.startup.ok:
+    named = value is not None and value.strip() in ("", "void", "none")
+    # without the variable too: the host's card or driver shows through sysfs, and no device file was given
+    bare = bool(facts.platform.container) and not_found(facts) and (hardware(facts) or facts.platform.wsl)
+    if facts.startup.ok or facts.nvml.devices or not (named or bare):
         return None
-    if any(node.removeprefix("/dev/nvidia").isdigit() for node in facts.driver.nodes):
+    if any(node.removeprefix("/dev/nvidia").isdigit() or node == "/dev/dxg" for node in facts.driver.nodes):
+        return None
+    if not named and (facts.driver.libraries or (facts.driver.module is not None and not facts.platform.wsl)):
         return None
     return Finding(
         ERROR,
-        f"NVIDIA_VISIBLE_DEVICES={value.strip() or '(empty)'}: this container was started without a GPU.",
-        "The variable is read when the container is created; setting it here changes nothing.",
-        "Start the container anew with a GPU:\n$ docker run --gpus all ...",
+        f"NVIDIA_VISIBLE_DEVICES={(value or '').strip() or '(empty)'}: this container was started without a GPU."
+        if named
+        else "This container was started without a GPU: it has no device file of a card and no driver library.",
+        "Both are given to a container when it is created; nothing that is set in here changes that.",
+        get_gpu(facts) or "Start the container anew with a GPU.",
         TOOLKIT,
         unusable=True,
     )

@@ -6,6 +6,7 @@ from ...environment.visible import resolve
 from ...render.units import bytes_text
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
+from ..places import admin, log, look, reset
 from .common import NO_START, plural
 
 GIB = 1 << 30
@@ -24,7 +25,7 @@ def prohibited(facts: Facts) -> Finding | None:
         ERROR if every else WARNING,
         f"GPU {', '.join(map(str, closed))} is in compute mode prohibited.",
         "In this mode no program may make a CUDA context on the card.",
-        "For the administrator:\n$ sudo nvidia-smi -c DEFAULT",
+        admin(facts, "set the mode.", "$ sudo nvidia-smi -c DEFAULT"),
         "nvidia-smi(1), compute mode",
         unusable=every,
     )
@@ -41,8 +42,8 @@ def exclusive(facts: Facts) -> Finding | None:
                 ERROR if len(facts.nvml.devices) == 1 else WARNING,
                 f"GPU {d.index} is in compute mode exclusive-process, and process {pids} holds it.",
                 "Only one process at a time may use the card.",
-                "Wait for it or end it, or the administrator changes the mode:\n%gpu_mem --who\n"
-                "$ sudo nvidia-smi -c DEFAULT",
+                f"Wait for it or end it:\n%gpu_mem"
+                f" --who\n{admin(facts, 'or change the mode.', '$ sudo nvidia-smi -c DEFAULT')}",
                 "nvidia-smi(1), compute mode",
                 unusable=len(facts.nvml.devices) == 1,
             )
@@ -51,14 +52,18 @@ def exclusive(facts: Facts) -> Finding | None:
 
 def lost(facts: Facts) -> Finding | None:
     """A card that NVML cannot read."""
-    bad = [d for d in facts.nvml.devices if d.error and d.parent is None]
+    whole = [d for d in facts.nvml.devices if d.parent is None]
+    bad = [d for d in whole if d.error]
     if not bad:
         return None
+    which = ", ".join(str(d.index) for d in bad)
+    closed = all("permission" in (d.error or "").lower() for d in bad)
+    rest = f" The other {plural(len(whole) - len(bad), 'card')} can be read." if len(whole) > len(bad) else ""
     return Finding(
         WARNING if facts.startup.ok else ERROR,
-        f"GPU {bad[0].index} cannot be read: {bad[0].error}",
-        "A card that fell off the bus, or one that this process has no right to ask.",
-        "For the administrator:\n$ sudo dmesg | grep -i -e nvrm -e xid",
+        f"GPU {which} cannot be read: {bad[0].error}{rest}",
+        "This process has no right to ask the card." if closed else "The card fell off the bus, or it does not answer.",
+        admin(facts, "give access to the card.") if closed else f"{log(facts)}\n{reset(facts)}",
         "nvml.h, nvmlReturn_t",
         unusable=not facts.startup.ok,
     )
@@ -110,7 +115,7 @@ def invisible(facts: Facts) -> Finding | None:
                 WARNING,
                 f"GPU {d.index}: {bytes_text(rest)} is held by no process that can be seen here.",
                 inside,
-                "$ sudo fuser -v /dev/nvidia*" if not facts.platform.container else "On the host:\n$ nvidia-smi",
+                admin(facts, "see which processes have it open.", "$ sudo fuser -v /dev/nvidia*"),
                 "NVML: used memory minus that of the listed processes",
             )
     return None
@@ -139,7 +144,7 @@ def peers(facts: Facts) -> Finding | None:
         INFO,
         f"Devices {shown} cannot reach each other's memory directly.",
         "Copies between them go through the host's memory, which is slower; nothing is broken.",
-        "$ nvidia-smi topo -m",
+        look(facts, "topo -m"),
         "cuDeviceCanAccessPeer",
     )
 
@@ -155,15 +160,15 @@ def link(facts: Facts) -> Finding | None:
         f"{plural(len(narrow), 'card')} on fewer PCIe lanes than it could: {one.bus_id} has x{one.link_width} of"
         f" x{one.link_width_max}.",
         "Copies between host and card are slower in proportion. The slot, a riser or the board's layout decides.",
-        "$ nvidia-smi topo -m",
+        look(facts, "topo -m"),
         "sysfs, current_link_width and max_link_width",
     )
 
 
+LOST = (Check("devices.lost", lost, NO_START),)
 CAUSES = (
     Check("devices.prohibited", prohibited, (*NO_START, "torch.allocation")),
     Check("devices.exclusive", exclusive, (*NO_START, "torch.allocation")),
-    Check("devices.lost", lost, NO_START),
     Check("devices.full", full, ("torch.allocation",)),
 )
 CHECKS = (

@@ -5,12 +5,22 @@ from __future__ import annotations
 from ...render.units import bytes_text
 from ..facts import Facts
 from ..finding import ERROR, INFO, Check, Finding
+from ..places import admin, name_of
 from .common import NO_START
 
 GIB = 1 << 30
 LITTLE_MEMORY = 2 * GIB
 LITTLE_COMMIT = 16 * GIB
 NOT_VIDEO = "The start of CUDA failed for want of host memory or address space. It is not about video memory."
+
+
+_MORE = {
+    "kubernetes": "for the pod (resources.limits.memory)",
+    "docker": "for the container (docker run --memory)",
+    "podman": "for the container (podman run --memory)",
+    "slurm": "for the job (sbatch --mem)",
+    "wsl": "for WSL (memory= in .wslconfig)",
+}
 
 
 def _short(facts: Facts) -> bool:
@@ -52,8 +62,9 @@ def cgroup(facts: Facts) -> Finding | None:
         f"cuInit answers 2, out of memory; the control group of this process holds {bytes_text(used)}"
         f" of the {bytes_text(limit)} it may.",
         NOT_VIDEO,
-        "Ask for more memory for the container, pod or batch job (docker run --memory, resources.limits.memory,"
-        " sbatch --mem), or end other processes in it.",
+        f"Ask for more memory"
+        f" {_MORE.get(name_of(facts), 'for this control group (a batch job, a service, a session)')},"
+        " or end other processes in it.",
         "glotzerlab/hoomd-blue#356; cgroups(7)",
         unusable=True,
     )
@@ -87,7 +98,7 @@ def overcommit(facts: Facts) -> Finding | None:
         f"cuInit answers 2, out of memory; the host counts every reserved byte (vm.overcommit_memory=2), and"
         f" {bytes_text(max(0, h.commit_limit - h.committed))} may still be reserved.",
         NOT_VIDEO,
-        "For the administrator:\n$ sudo sysctl vm.overcommit_memory=0",
+        admin(facts, "lift it.", "$ sudo sysctl vm.overcommit_memory=0"),
         "proc_sys_vm(5), overcommit_memory",
         unusable=True,
     )

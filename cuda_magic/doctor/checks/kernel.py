@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ...environment.verdict import ALLOCATOR_NAMES
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
+from ..versions import release
 
 
 def bad_fork(facts: Facts) -> Finding | None:
@@ -29,7 +31,7 @@ def fork(facts: Facts) -> Finding | None:
         "CUDA has started in this kernel, so it is not safe to fork.",
         "Forked workers (accelerate's notebook_launcher, a DataLoader that returns CUDA tensors) cannot use CUDA."
         " torch.cuda.is_available() is enough to start it.",
-        "To launch forked workers, restart the kernel first and launch before anything asks for CUDA:\n"
+        "To launch forked workers, start this kernel anew and launch before anything asks for CUDA:\n"
         "%cuda_env --restart",
         "huggingface/accelerate#1293; cuDeviceGetCount answers 3 until cuInit was called",
     )
@@ -51,31 +53,44 @@ def allocator(facts: Facts) -> Finding | None:
     return Finding(
         ERROR,
         f"{verdict.variable}={verdict.value} is not a configuration that torch takes.",
-        f"{verdict.problem} The first CUDA allocation raises, and with torch 2.11 the second one ends the kernel.",
-        f"Before CUDA starts:\n%cuda_env --unset {verdict.variable}",
-        "seen on an H200, torch 2.11",
+        f"{verdict.problem[:1].upper()}{verdict.problem[1:].rstrip('.')}. {_harm(facts, verdict.problem)}",
+        f"{'Before torch is imported' if _at_import(facts, verdict.problem) else 'Before CUDA starts'}:\n"
+        f"%cuda_env --unset {verdict.variable}"
+        + ("\n%cuda_env --restart" if facts.kernel.torch_imported or facts.kernel.cuda_started else ""),
+        "seen on an H200, torch 2.11; on torch 2.14.1+cu130",
         unusable=True,
     )
 
 
+def _at_import(facts: Facts, problem: str) -> bool:
+    """From 2.14 on torch reads the value when it is imported, and one that breaks off ends the process there."""
+    version = release(facts.torch.version) if facts.torch is not None else None
+    return version is not None and version >= (2, 14) and "half-written" in problem
+
+
+def _harm(facts: Facts, problem: str) -> str:
+    if _at_import(facts, problem):
+        return "import torch ends the process (signal 6): in a notebook the kernel dies."
+    return "The first CUDA allocation raises, and with torch 2.11 the second one ends the kernel."
+
+
 def two_names(facts: Facts) -> Finding | None:
-    """Both names of the allocator configuration are set."""
-    old = facts.environment.get("PYTORCH_CUDA_ALLOC_CONF")
-    new = facts.environment.get("PYTORCH_ALLOC_CONF")
-    if old is None or new is None or old == new:
+    """Several names of the allocator configuration are set."""
+    given = [name for name in ALLOCATOR_NAMES if name in facts.environment]
+    if len({facts.environment[name] for name in given}) < 2:
         return None
     return Finding(
         WARNING,
-        "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF are both set, to different values.",
-        "torch takes PYTORCH_CUDA_ALLOC_CONF, even where it is empty; the other one is shadowed.",
-        "%cuda_env --unset PYTORCH_ALLOC_CONF",
+        f"{' and '.join(given)} are {'both' if len(given) == 2 else 'all'} set, to different values.",
+        f"torch takes {given[0]}, even where it is empty; the other one is shadowed.",
+        f"%cuda_env --unset {' '.join(given[1:])}",
         "seen on torch 2.11 (H200) and 2.13",
     )
 
 
 CAUSES = (
     Check("kernel.forked-after-start", bad_fork),
-    Check("allocator.refused", allocator),
+    Check("allocator.refused", allocator, ("torch.ends-process", "torch.allocation", "torch.not-available")),
 )
 CHECKS = (
     Check("allocator.two-names", two_names),

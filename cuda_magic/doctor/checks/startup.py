@@ -9,9 +9,19 @@ from ...render.units import bytes_text
 from ..codes import CUDA, cuda_name, nvml_name
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
+from ..places import admin, driver_update, get_gpu, log, look, reset
 from .common import cards, failed, gpus, plural
+from .trial import dies, hangs, silent, unclear, untried
 
-LOG = "$ sudo dmesg | grep -i -e nvrm -e xid"
+
+def _if_clean(facts: Facts) -> str:
+    """What makes code 3 without a word in the log."""
+    if facts.driver.hmm is False or facts.platform.wsl or facts.platform.jetson or facts.platform.service:
+        return ""
+    return (
+        "Where the log is clean, heterogeneous memory management is a known reason (open-gpu-kernel-modules#901):"
+        " the module option nvidia_uvm uvm_disable_hmm=1 switches it off.\n"
+    )
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,7 @@ class Row:
     code: int
     id: str
     means: str
-    do: str
+    do: Callable[[Facts], str]
     source: str = "cuda.h, CUresult"
 
 
@@ -31,71 +41,110 @@ CODES: tuple[Row, ...] = (
         "startup.out-of-memory",
         "The driver's start-up failed for want of a resource of the host: address space, memory, a limit of the batch"
         " system or of the container. It says nothing about video memory.",
-        "Look at the limits of this process, then try a new process with one card visible:\n"
-        "$ ulimit -a\n$ CUDA_VISIBLE_DEVICES=0 cuda-magic doctor",
+        lambda facts: (
+            "Look at the limits of this process, then try a new process with one card visible:\n"
+            "$ ulimit -a\n$ CUDA_VISIBLE_DEVICES=0 cuda-magic doctor"
+        ),
         "pytorch/pytorch#124280, #150048; reproduced with ulimit -v on an H200",
     ),
     Row(
         3,
         "startup.not-initialized",
         "The driver refused to start: torch words it as driver initialization failed.",
-        f"Look at the kernel's log; the administrator reloads the driver or reboots.\n{LOG}",
+        lambda facts: f"{log(facts)}\n{_if_clean(facts)}{reset(facts)}",
     ),
     Row(
         46,
         "startup.device-unavailable",
-        "A card is busy: in exclusive mode another process holds it, or it is being reset.",
-        "$ nvidia-smi -q -d COMPUTE\n$ nvidia-smi",
+        "A card is busy (in exclusive mode another process holds it), it is being reset, or it is a virtual GPU"
+        " without a"
+        " licence.",
+        lambda facts: f"{look(facts, '-q -d COMPUTE')}\n{look(facts, '-q')} | grep -i -A 2 license",
     ),
     Row(
         100,
         "startup.no-device",
         "The driver works and offers no card to this process.",
-        f"See which cards the driver has, and whether this process may reach them:\n$ nvidia-smi -L\n{LOG}",
+        lambda facts: "\n".join(
+            filter(
+                None,
+                [
+                    "See which cards the driver has, and whether this process may reach them:",
+                    look(facts, "-L"),
+                    get_gpu(facts),
+                    log(facts),
+                ],
+            )
+        ),
     ),
     Row(
         101,
         "startup.invalid-device",
         "The driver found a device that it cannot use: a MIG instance that is gone, or a number that does not exist.",
-        "$ nvidia-smi -L\n%cuda_env --unset CUDA_VISIBLE_DEVICES",
+        lambda facts: (
+            look(facts, "-L")
+            + ("\n%cuda_env --unset CUDA_VISIBLE_DEVICES" if "CUDA_VISIBLE_DEVICES" in facts.environment else "")
+        ),
+    ),
+    Row(
+        102,
+        "startup.not-licensed",
+        "A virtual GPU without a licence: it stops working, or works slowly, until it has one.",
+        lambda facts: (
+            f"{look(facts, '-q')} | grep -i -A 2 license\n"
+            + admin(facts, "give the virtual machine its licence (the service nvidia-gridd fetches it).")
+        ),
+        "cuda.h, CUresult; NVIDIA virtual GPU software, client licensing guide",
     ),
     Row(
         304,
         "startup.operating-system",
         "A call to the operating system failed: a device file, a memory map or a permission.",
-        f"$ ls -l /dev/nvidia*\n{LOG}",
+        lambda facts: f"$ ls -l /dev/nv*\n{log(facts)}",
     ),
     Row(
         500,
         "startup.not-found",
         "The driver library misses something that it needs, as with an old Docker Desktop under Windows, or a libcuda"
         " that does not fit the kernel module.",
-        "Update the container runtime or Docker Desktop, then see which libcuda is loaded:\n"
-        "$ ldconfig -p | grep libcuda",
+        lambda facts: (
+            "See which libcuda is loaded:\n$ ldconfig -p | grep libcuda\n"
+            + (
+                "Then update the container toolkit or Docker Desktop."
+                if facts.platform.container
+                else driver_update(facts)
+            )
+        ),
         "docker/for-win#12733",
     ),
     Row(
         800,
         "startup.not-permitted",
         "The system does not let this process use the card.",
-        "$ ls -l /dev/nvidia*",
+        lambda facts: "\n".join(filter(None, ["$ ls -l /dev/nv*", get_gpu(facts)])),
     ),
     Row(
         801,
         "startup.not-supported",
         "This system has no CUDA: no supported card or platform.",
-        "$ nvidia-smi -L",
+        lambda facts: look(facts, "-L"),
     ),
     *(
         Row(
             code,
             f"startup.mps-{code}",
             "The MPS service, which shares a card among processes, does not serve this one.",
-            "For the administrator: see the service, or start without it in a new kernel.\n"
-            "$ echo get_server_list | nvidia-cuda-mps-control\n%cuda_env --unset CUDA_MPS_PIPE_DIRECTORY",
+            lambda facts: (
+                admin(facts, "see the service.", "$ echo get_server_list | nvidia-cuda-mps-control")
+                + (
+                    "\nOr without the service:\n%cuda_env --unset CUDA_MPS_PIPE_DIRECTORY\n%cuda_env --restart"
+                    if "CUDA_MPS_PIPE_DIRECTORY" in facts.environment
+                    else ""
+                )
+            ),
             "NVIDIA multi-process service guide",
         )
-        for code in (805, 806, 807, 808, 809)
+        for code in (805, 806, 807, 808, 809, 810)
     ),
 )
 # These have a check of their own: driver.py.
@@ -126,7 +175,7 @@ def _judge(row: Row) -> Callable[[Facts], Finding | None]:
     def judge(facts: Facts) -> Finding | None:
         if facts.startup.code != row.code:
             return None
-        return Finding(ERROR, _seen(facts), row.means, row.do, row.source, unusable=True)
+        return Finding(ERROR, _seen(facts), row.means, row.do(facts), row.source, unusable=True)
 
     return judge
 
@@ -141,7 +190,7 @@ def unknown_code(facts: Facts) -> Finding | None:
         ERROR,
         _seen(facts) + known,
         "CUDA does not start.",
-        f"Look it up in the driver's documentation (CUresult), and look at the kernel's log:\n{LOG}",
+        f"Look it up in the driver's documentation (CUresult), and look at the kernel's log:\n{log(facts)}",
         "cuda.h, CUresult",
         unusable=True,
     )
@@ -149,44 +198,14 @@ def unknown_code(facts: Facts) -> Finding | None:
 
 def no_devices(facts: Facts) -> Finding | None:
     """cuInit is well and the count is 0."""
-    if facts.startup.code != 0 or facts.startup.device_count:
+    if facts.startup.code != 0 or facts.startup.device_count != 0:
         return None
     return Finding(
         ERROR,
         "cuInit answers 0, and there is no device.",
         "The driver starts and offers no card to this process.",
-        "$ nvidia-smi -L\n%cuda_env CUDA_VISIBLE_DEVICES",
+        "\n".join(filter(None, [look(facts, "-L"), "%cuda_env CUDA_VISIBLE_DEVICES", get_gpu(facts)])),
         "cuDeviceGetCount",
-        unusable=True,
-    )
-
-
-def hangs(facts: Facts) -> Finding | None:
-    """The child did not come to an end."""
-    if not facts.startup.timed_out:
-        return None
-    return Finding(
-        ERROR,
-        "CUDA was started in a child process, which hung and was killed.",
-        "A card or the driver does not answer. In a first start without persistence mode many cards take their time.",
-        f"For the administrator: look at the kernel's log, then reset the card or reboot.\n{LOG}\n$ nvidia-smi -pm 1",
-        "child process with a time limit",
-        unusable=True,
-    )
-
-
-def dies(facts: Facts) -> Finding | None:
-    """The child was ended by a signal."""
-    number = facts.startup.signal
-    if number is None:
-        return None
-    killed = " Signal 9 without a person behind it is the system, short of memory." if number == 9 else ""
-    return Finding(
-        ERROR,
-        f"The child process that started CUDA was ended by signal {number}.",
-        f"The driver library crashed, or the system ended the process.{killed}",
-        f"{LOG}\n$ ldconfig -p | grep libcuda",
-        "exit status of the child process",
         unusable=True,
     )
 
@@ -210,19 +229,28 @@ def nvml_fails(facts: Facts) -> Finding | None:
     status = facts.nvml.status
     if status.ok:
         return None
-    works = " CUDA itself works." if facts.startup.ok else ""
-    answer = nvml_name(status.code) if status.code is not None else "its Python module is missing"
+    works = " CUDA itself starts." if facts.startup.ok else ""
+    if status.trouble:
+        answer, do = status.sentence.rstrip("."), {"hang": reset(facts), "crash": "$ ldconfig -p | grep libnvidia-ml"}
+        return Finding(
+            WARNING if facts.startup.ok else INFO,
+            f"NVML gave no answer. {answer}.",
+            f"Memory, processes and temperatures of the cards cannot be read. This kernel is untouched by it.{works}",
+            do.get(status.trouble, ""),
+            "NVML in a helper process",
+        )
+    answer = nvml_name(status.code) if status.code is not None else status.sentence.partition(":")[0] or "not asked"
     inside = status.code == 12 and facts.platform.container
+    missing = "nvidia-ml-py" in status.sentence
     return Finding(
         WARNING if facts.startup.ok else INFO,
         f"NVML does not answer: {answer}.",
         f"Memory, processes and temperatures of the cards cannot be read.{works}",
-        "Start the container with the capability utility:\n"
-        "$ docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
+        f"It needs the capability utility. {get_gpu(facts, ' -e NVIDIA_DRIVER_CAPABILITIES=compute,utility')}"
         if inside
-        else "$ nvidia-smi"
-        if status.code is not None
-        else "%pip install nvidia-ml-py",
+        else "%pip install nvidia-ml-py"
+        if missing
+        else look(facts),
         "nvml.h, nvmlReturn_t",
     )
 
@@ -240,12 +268,16 @@ def weaker_check(facts: Facts) -> Finding | None:
     )
 
 
+_SAME = ("startup.disagreement", "nvml.fails", "torch.nvml-check")
 CHECKS = (
-    Check("startup.hangs", hangs, ("startup.disagreement", "torch.nvml-check")),
-    Check("startup.dies", dies, ("startup.disagreement", "torch.nvml-check")),
-    *(Check(row.id, _judge(row), ("startup.disagreement", "nvml.fails", "torch.nvml-check")) for row in CODES),
+    Check("startup.not-tried", untried, _SAME),
+    Check("startup.silent", silent, _SAME),
+    Check("startup.hangs", hangs, _SAME),
+    Check("startup.dies", dies, _SAME),
+    *(Check(row.id, _judge(row), _SAME) for row in CODES),
     Check("startup.unknown-code", unknown_code, ("startup.disagreement", "torch.nvml-check")),
     Check("startup.no-devices", no_devices, ("startup.disagreement", "torch.nvml-check")),
+    Check("startup.unclear", unclear, ("startup.disagreement", "torch.nvml-check")),
     Check("startup.disagreement", disagree),
     Check("nvml.fails", nvml_fails),
     Check("torch.nvml-check", weaker_check),

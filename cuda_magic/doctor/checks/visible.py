@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ...devices.model import Device
 from ...environment.visible import resolve
 from ..facts import Facts
 from ..finding import ERROR, INFO, WARNING, Check, Finding
+from ..places import admin, get_gpu, look, name_of
 from .common import NO_START, failed, gpus, plural
 
 MASK = "CUDA_VISIBLE_DEVICES"
@@ -26,20 +30,50 @@ def all_hidden(facts: Facts) -> Finding | None:
     """The mask leaves no card."""
     value = facts.environment.get(MASK)
     s = facts.startup
-    if value is None or not (s.code == 100 or (s.code == 0 and not s.device_count)):
+    if value is None or not (s.code in (100, 101) or (s.code == 0 and s.device_count == 0)):
         return None
-    if not gpus(facts) and not facts.driver.pci:
-        return None
+    there = _cards(facts)
+    if not there or not _hides(value, there):
+        return None  # what the mask names is there: it is not the mask
     meant = value.strip() in ("", "-1")
     shown = value if value.strip() else "(empty)"
+    seen = f"{MASK}={shown} hides every GPU" + (f" of the {gpus(facts)} here." if gpus(facts) > 1 else ".")
+    if value.strip().lower() == "nodevfiles":
+        return Finding(
+            ERROR,
+            seen,
+            "Slurm writes this value into a job that did not ask for a GPU: none is allotted to it.",
+            get_gpu(facts) or "Ask for a GPU in the job:\n$ srun --gpus=1 --pty bash",
+            "ray-project/ray#7014; Slurm, generic resources",
+            unusable=True,
+        )
     return Finding(
         WARNING if meant else ERROR,
-        f"{MASK}={shown} hides every GPU" + (f" of the {gpus(facts)} here." if gpus(facts) > 1 else "."),
+        seen,
         "An empty value and -1 are the legal ways to say: no GPU." if meant else _lost(value, facts),
-        f"If that is not meant:\n%cuda_env --unset {MASK}\nA kernel in which CUDA has been asked for needs a restart.",
+        f"If that is not meant:\n%cuda_env --unset {MASK}\nIf CUDA has been asked for in this kernel:\n%cuda_env"
+        " --restart",
         GUIDE,
         unusable=True,
     )
+
+
+def _cards(facts: Facts) -> Sequence[Device]:
+    """The cards as NVML lists them, else as many as the PCI bus shows."""
+    if facts.nvml.status.ok:
+        return facts.nvml.devices
+    return [Device(i) for i in range(len(facts.driver.pci))]
+
+
+def _hides(value: str, there: Sequence[Device]) -> bool:
+    """Whether `value` leaves nothing, as far as that can be known."""
+    if value.strip().startswith("MIG-"):
+        instances = [d.uuid or "" for d in there if d.parent is not None]
+        return bool(instances) and not any(one.startswith(value.split(",", maxsplit=1)[0].strip()) for one in instances)
+    if value.strip().startswith("GPU-") and not any(d.uuid for d in there):
+        return False
+    seen = resolve(value, there).devices
+    return seen is not None and not seen
 
 
 def no_instances(facts: Facts) -> Finding | None:
@@ -55,8 +89,12 @@ def no_instances(facts: Facts) -> Finding | None:
         ERROR,
         f"MIG is on for GPU {', '.join(map(str, empty))}, and no MIG instance exists.",
         "With MIG on, a card offers its instances only; without one it offers nothing.",
-        "For the administrator: create instances, or switch MIG off.\n$ sudo nvidia-smi mig -cgi 19 -C\n"
-        "$ sudo nvidia-smi -mig 0",
+        admin(
+            facts,
+            "create instances, or switch MIG off.",
+            "$ sudo nvidia-smi mig -cgi 19 -C",
+            "$ sudo nvidia-smi -mig 0",
+        ),
         "NVIDIA MIG user guide",
         unusable=True,
     )
@@ -95,9 +133,18 @@ def fewer(facts: Facts) -> Finding | None:
         WARNING,
         f"{MASK}={value} names {plural(len(asked), 'device')}, and CUDA sees {seen}.",
         f"CUDA stops reading at the first entry that it cannot use, without a word. {_lost(value, facts)}",
-        "$ nvidia-smi -L\n%cuda_env CUDA_VISIBLE_DEVICES=0",
+        f"{look(facts, '-L')}\n{_what_is_left(value, facts, seen)}",
         GUIDE,
     )
+
+
+def _what_is_left(value: str, facts: Facts, seen: int) -> str:
+    """The line that names what CUDA takes of the mask, so that nothing is lost by running it."""
+    left = resolve(value, facts.nvml.devices if facts.nvml.status.ok else None).devices
+    entries = _entries(value)[:seen]
+    if left is not None and len(left) == seen:
+        entries = [e if e.startswith("GPU-") else str(d.index) for e, d in zip(entries, left, strict=False)]
+    return f"%cuda_env {MASK}={','.join(entries)}"
 
 
 def changed(facts: Facts) -> Finding | None:
@@ -118,14 +165,14 @@ def changed(facts: Facts) -> Finding | None:
 
 def numbering(facts: Facts) -> Finding | None:
     """Cards of different models, numbered differently by CUDA and NVML."""
-    names = [d.name for d in facts.nvml.devices if d.parent is None]
+    names = [d.name for d in facts.nvml.devices if d.parent is None and d.name and not d.error]
     if len(set(names)) < 2 or "CUDA_DEVICE_ORDER" in facts.environment:
         return None
     return Finding(
         WARNING,
         f"The cards differ ({', '.join(sorted({str(n) for n in names}))}), and CUDA_DEVICE_ORDER is not set.",
         "CUDA numbers the fastest card first, nvidia-smi and NVML by PCI bus: GPU 0 of one may be GPU 1 of the other.",
-        "Before CUDA starts:\n%cuda_env CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        "%cuda_env CUDA_DEVICE_ORDER=PCI_BUS_ID" + ("\n%cuda_env --restart" if facts.kernel.cuda_started else ""),
         GUIDE,
     )
 
@@ -142,7 +189,12 @@ def rank(facts: Facts) -> Finding | None:
         ERROR,
         f"LOCAL_RANK={text}, and this process sees {plural(count, 'device')}.",
         "Each process of a node takes the device of its local rank; there is none with this number.",
-        f"Start no more processes on this node than it has devices:\n$ torchrun --nproc-per-node={count} ...",
+        "Start no more processes on this node than it has devices:\n"
+        + (
+            f"$ srun --ntasks-per-node={count} --gpus-per-node={count} COMMAND"
+            if name_of(facts) == "slurm"
+            else f"$ torchrun --nproc-per-node={count} SCRIPT"
+        ),
         "torch.distributed.run, environment variables",
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...environment.visible import resolve
 from ..facts import Facts
 from ..finding import ERROR, Check, Finding
-from .common import NO_START, cards, failed, gpus
+from .common import NO_START, broken_library, cards, failed, gpus, in_path, without
 
 GUIDE = "CUDA on WSL user guide (docs.nvidia.com/cuda/wsl-user-guide)"
 
@@ -12,16 +13,17 @@ GUIDE = "CUDA on WSL user guide (docs.nvidia.com/cuda/wsl-user-guide)"
 def no_gpu(facts: Facts) -> Finding | None:
     """WSL without the bridge to the Windows driver."""
     bridge = "/dev/dxg" in facts.driver.nodes
-    if not facts.platform.wsl or facts.startup.ok or (bridge and not facts.startup.load_error):
+    if not facts.platform.wsl or facts.platform.container or facts.startup.ok or broken_library(facts):
         return None
-    missing = "/dev/dxg" if not bridge else "libcuda.so.1"
+    if bridge and not facts.startup.load_error:
+        return None
     return Finding(
         ERROR,
-        f"This is WSL, and {missing} is missing.",
+        "This is WSL, and " + ("libcuda.so.1 is not found." if bridge else "/dev/dxg is missing."),
         "Under WSL 2 the driver is the one installed in Windows; Linux sees it through /dev/dxg and /usr/lib/wsl/lib."
         + (" WSL 1 has no GPU." if not bridge else ""),
         "Install NVIDIA's driver in Windows (none inside Linux), then in a Windows terminal:\n"
-        "$ wsl --update\n$ wsl --shutdown",
+        "wsl --update\nwsl --shutdown",
         GUIDE,
         unusable=True,
     )
@@ -38,7 +40,11 @@ def linux_driver(facts: Facts) -> Finding | None:
         ERROR,
         f"This is WSL, and a Linux driver library is installed beside Windows' own: {other[0].path}.",
         "The Linux driver has no kernel module here and hides the library that works, the one in /usr/lib/wsl/lib.",
-        "Remove the Linux driver's packages, keep the CUDA toolkit:\n$ sudo apt purge 'libnvidia-compute-*'",
+        without(facts, [other[0].path.rpartition("/")[0]])
+        if in_path(facts, other[0].path)
+        else "Build the image without NVIDIA's driver packages, and create the container anew."
+        if facts.platform.container
+        else "Remove the Linux driver's packages, keep the CUDA toolkit:\n$ sudo apt purge 'libnvidia-compute-*'",
         GUIDE,
         unusable=True,
     )
@@ -48,7 +54,11 @@ def many_gpus(facts: Facts) -> Finding | None:
     """Code 2 on a WSL machine with several cards."""
     if facts.startup.code != 2 or not facts.platform.wsl or gpus(facts) < 2:
         return None
-    fewer = ",".join(str(i) for i in range(gpus(facts) - 1))
+    seen = resolve(facts.environment.get("CUDA_VISIBLE_DEVICES"), facts.nvml.devices).devices or facts.nvml.devices
+    shown = [d.index for d in seen if d.parent is None]
+    if len(shown) < 2:
+        return None
+    fewer = ",".join(str(i) for i in shown[:-1])
     return Finding(
         ERROR,
         f"cuInit answers 2, out of memory, under WSL with {cards(facts)}.",
