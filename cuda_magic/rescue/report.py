@@ -28,7 +28,7 @@ _BEYOND = ("too-large", "wrong-size", "library-failed", "lost-allocator")
 """Kinds that no memory made free would help: where it is is not shown; `holders` has it."""
 _STATUS = {
     "ok": "nothing to rescue",
-    "error": "the cell failed, and not for memory",
+    "error": "the cell failed for another reason",
     "rescued": "rescued",
     "refused": "not repeated",
     "not-repeated": "not repeated",
