@@ -96,7 +96,8 @@ class Report(Result):
         return rungs
 
     def blocks(self) -> Sequence[Block]:
-        found: list[Block] = [Title(f"cuda_guard: {_STATUS[self.status]}", self.label)]
+        again = " again" if self.status in ("refused", "not-repeated") and self.attempts > 1 else ""
+        found: list[Block] = [Title(f"cuda_guard: {_STATUS[self.status]}{again}", self.label)]
         if self.sentence:
             found.append(Text(self._what()))
         for note in self.notes:
