@@ -109,9 +109,10 @@ ROWS: tuple[Row, ...] = (
     Row("shared-memory", classes=("OutOfResources:triton",), library="triton", source="triton/runtime/errors.py"),
     Row(
         "shared-memory",
-        text=r"out of resource: |dynamic shared memory size",  # inductor says it as an OutOfMemoryError
+        # inductor says it as an OutOfMemoryError; the last is the loader's, of a library that came too late
+        text=r"out of resource: |dynamic shared memory size|in static TLS block",
         library="triton, tvm",
-        source="triton/runtime/errors.py; torch/_inductor/runtime/triton_heuristics.py; mlc-llm#2044",
+        source="triton/runtime/errors.py; torch/_inductor/runtime/triton_heuristics.py; mlc-llm#2044; glibc dl-reloc.c",
     ),
     Row(
         "start-up",

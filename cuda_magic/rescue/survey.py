@@ -153,7 +153,7 @@ def _outside(s: Situation, room: Room | None) -> list[Holder]:
             detail = f"{bytes_text(pool.free)} of it in no array" if pool.free else ""
             rows.append(Holder("library-pool", f"{pool.owner}'s pool", pool.held, s.device, detail))
             rest -= pool.held
-    if rest > 2 * CONTEXT:  # more than torch and the context explain
+    if rest > (2 if imported() else 4) * CONTEXT:  # more than torch, its CUDA libraries and the context explain
         rows.append(_library(rest - CONTEXT, s.device))
         rest = CONTEXT
     if rest > 0:

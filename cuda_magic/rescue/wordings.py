@@ -38,7 +38,8 @@ START_UP: tuple[Row, ...] = (
     Row(
         "start-up",
         text=r"(?i:cuda\w*\b[^\n]{0,100}initialization error)|cudaErrorInitializationError"
-        r"|CUDA initialized before forking|CUDA_ERROR_NOT_INITIALIZED",
+        r"|initialization error[^\n]{0,40}(?i:\bcuda)|(?i:\bcuda\b[^\n]{0,80}\bfork|\bfork\w*\b[^\n]{0,60}\bcuda\b)"
+        r"|CUDA_ERROR_NOT_INITIALIZED",
         library="torch, dali, nccl, numba",
         since="1.13",
         source="accelerate#3833, #940; DALI#3163; nccl#1029; numba/cuda/cudadrv/driver.py",
@@ -57,7 +58,8 @@ START_UP: tuple[Row, ...] = (
     ),
     Row(
         "wrong-device",
-        text=r"invalid device ordinal|cudaErrorInvalidDevice\b|CUDA_ERROR_INVALID_DEVICE|no kernel image is available"
+        text=r"[Ii]nvalid device (?:ordinal|id\b)|cudaErrorInvalidDevice\b|CUDA_ERROR_INVALID_DEVICE"
+        r"|no kernel image is available"
         r"|cudaErrorNoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU|device kernel image is invalid"
         r"|hipErrorNoBinaryForGpu|but torch\.cuda\.device_count\(\) is|unsupported toolchain",
         library="torch, cupy, numba",
@@ -242,21 +244,30 @@ MEMORY: tuple[Row, ...] = (
     ),
 )
 
-_MEMORY_WORD = r"(?:(?<!shared )(?<!pin )memory|vram|\bram)\b"
+_MEMORY_WORD = r"(?:(?<!shared )(?<!pin )memory|vram|\bram|hbm)\b"
 _GPU_WORD = r"(?:gpu|cuda|vram|device|card|kv cache|hbm|accelerator)"
-_SHORT = (
-    rf"out[ _-]?of[ _-]?(?:(?!shared)\w+[ _-])?(?:memory|vram|ram)\b|\bOOM(?:\b|(?=[A-Z_]))"
-    rf"|\b(?:not enough|insufficient|no (?:free|available|more)|too little|low on|lack of|exhaust\w*|enough|exceed\w*"
-    rf"|(?:ran|runs?|running) out of)\b[^\n]{{0,40}}{_MEMORY_WORD}"
-    rf"|{_MEMORY_WORD}[^\n]{{0,40}}\b(?:exhausted|insufficient|not enough|exceed\w*|is full|too small|smaller)\b"
-    rf"|{_MEMORY_WORD}[^\n]{{0,20}}\balloc\w*[^\n]{{0,20}}\b(?:fail\w*|error)"
+_NOUN = r"\b(?:gpu|cuda|device|video|graphics)[ -](?:memory|ram)\b|\bvram\b|\bhbm\b"
+"""The memory of a card by its name: of that alone an error speaks."""
+_SCARCE = (
+    r"out[ _-]?of[ _-]?(?:(?!shared)[a-z]+[ _-]?)?(?:memory|vram|ram\b)|\bOOM(?:\b|(?=[A-Z_]))"
+    r"|\b(?:not enough|insufficient|no|too little|low|lack of|exhaust\w*|enough|exceed\w*"
+    rf"|fits? in(?:to)?|(?:ran|runs?|running) out of)\b[^\n]{{0,40}}{_MEMORY_WORD}"
+    rf"|{_MEMORY_WORD}[^\n]{{0,40}}\b(?:exhausted|insufficient|not enough|exceed\w*|is (?:full|too low)|too small"
+    r"|smaller|shortage|out of space)\b"
+    rf"|\b(?:needs?|requires?|only)\b[^\n]{{0,30}}\b[0-9.]+ ?[KMGT]i?B\b[^\n]{{0,30}}{_MEMORY_WORD}"
 )
 _NOT_HAD = (
-    r"\b(?:fail\w*|could ?n[o']t|could not|unable|cannot|can't|did not)\b[^\n]{0,30}\b(?:alloc|reserv)\w*[^\n]{0,60}"
-    r"\b(?:memory|buffers?|bytes|tensors?|storage|workspace|pool|device|gpu|cuda\w*|[KMGT]i?B)\b"
-    r"|\b(?:memory|buffer|bytes|tensor|storage|workspace|pool|gpu|cuda\w*)\b[^\n]{0,40}\balloc\w*[^\n]{0,20}\bfail"
-    r"|\bbad[_ ]alloc\w*|\b\w*malloc\w*(?:\(\))?[^\n]{0,40}\b(?:fail|error)|CachingAllocator[^\n]{0,40}ASSERT"
-    r"|ASSERT FAILED[^\n]{0,80}(?:Caching|MallocAsync)Allocator"
+    r"\b(?:fail\w*|could ?n[o']t|could not|unable|cannot|can't|did not)\b[^\n]{0,30}\b(?:alloc|reserv|map)\w*"
+    r"[^\n]{0,60}\b(?:memory|buffers?|bytes|tensors?|storage|workspace|pool|cache|device|gpu|cuda\w*|[KMGT]i?B)\b"
+    r"|\b(?:memory|buffer|bytes|tensor|storage|workspace|pool|gpu|cuda\w*)\b[^\n]{0,40}\balloc\w*[^\n]{0,20}"
+    r"\b(?:fail|error)"
+    r"|\balloc\w*[^\n]{0,30}\b(?:memory|buffer|bytes|tensor|storage|workspace|[KMGT]i?B)\b[^\n]{0,30}\b(?:fail|error)"
+    r"|\A\W*\w*alloc\w*(?:\(\))?:? (?:fail|error)|\bbad[_ ]alloc\w*"
+    r"|\b\w*malloc\w*(?:\(\))?[^\n]{0,40}\b(?:fail|error)"
+    r"|\b(?:cuda|cu|hip)_?(?:malloc|mem(?:alloc|create|map|addressreserve|setaccess))\w*\b[^\n]{0,40}"
+    r"\b(?:fail|error|returned|results)"
+    r"|ALLOC\w*_(?:FAIL\w*|ERR\w*)|ALLOCATOR_FAIL\w*|cudaErrorMemory\w+"
+    r"|CachingAllocator[^\n]{0,40}ASSERT|ASSERT FAILED[^\n]{0,80}(?:Caching|MallocAsync)Allocator"
 )
 
 SPEAKS: tuple[Row, ...] = (
@@ -267,11 +278,11 @@ SPEAKS: tuple[Row, ...] = (
         library="",
         source="-",
     ),
-    Row("unknown", text=rf"(?i){_SHORT}|{_NOT_HAD}", native=True, library="", source="-"),
+    Row("unknown", text=rf"(?i){_NOUN}|{_SCARCE}|{_NOT_HAD}", native=True, library="", source="-"),
     Row(
         # Python code's own message about a value: only where it names the card too
         "unknown",
-        text=rf"(?is)\A(?=.*\b{_GPU_WORD}\b)(?=.*(?:{_SHORT}|{_NOT_HAD}))",
+        text=rf"(?is)\A(?=.*\b{_GPU_WORD}\b)(?=.*(?:{_SCARCE}|{_NOT_HAD}))",
         library="",
         source="-",
     ),

@@ -66,6 +66,28 @@ SPOKEN = [
     OSError("device memory exhausted"),
     type("DeviceOutOfMemory", (Exception,), {})("12"),
     RuntimeError("failed to reserve 512 bytes of storage"),
+    *map(
+        RuntimeError,
+        (
+            "cuMemAlloc returned 2",
+            "KV cache does not fit in GPU memory",
+            "model too large for GPU memory",
+            "requested 3 GB but only 1 GB of GPU memory is available",
+            "requires at least 24GB VRAM",
+            "memory pool is out of space",
+            "pool allocator: no memory",
+            "no space left in device memory",
+            "vkAllocateMemory failed: ErrorOutOfDeviceMemory",
+            "NVENC error: NV_ENC_ERR_OUT_OF_MEMORY (10)",
+            "NPP_MEMORY_ALLOCATION_ERR",
+            "nvjpeg: NVJPEG_STATUS_ALLOCATOR_FAILURE",
+            "OptixError: OPTIX_ERROR_DEVICE_OUT_OF_MEMORY",
+            "HBM exhausted",
+            "alloc failed",
+            "allocation of 20971520 bytes failed on device 0",
+            "Cannot allocate KV cache",
+        ),
+    ),
     type("OOMError", (Exception,), {})(),
 ]
 
@@ -89,6 +111,17 @@ OTHER = [
     ValueError("out of range"),
     ValueError("not enough values to unpack (expected 2, got 1)"),
     RuntimeError("could not allocate port 8080"),
+    OSError("/lib/aarch64-linux-gnu/libgomp.so.1: cannot allocate memory in static TLS block"),
+    OSError(28, "No space left on device"),
+    RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
+    RuntimeError("CUDA error: invalid argument"),
+    RuntimeError("unable to open shared memory object </torch_29919_1396182366> in read-write mode"),
+    RuntimeError("Trying to backward through the graph a second time (or directly access saved tensors)"),
+    RuntimeError("view size is not compatible with input tensor's size and stride (at least one dimension spans)"),
+    TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it to host memory first."),
+    ValueError("`gpu_memory_utilization` must be between 0 and 1"),
+    AssertionError("memory.shape == (3, 4)"),
+    type("HTTPError", (Exception,), {"__module__": "requests"})("429: Insufficient quota"),
     type("ResourceExhausted", (Exception,), {"__module__": "google.api_core.exceptions"})("429 Quota exceeded"),
     AssertionError("expected 3 GPUs"),
     RuntimeError("The size of tensor a (3) must match the size of tensor b (4)"),
@@ -144,3 +177,42 @@ def test_a_message_of_megabytes_takes_no_time(filler):
     classify(RuntimeError(text))
     assert time.perf_counter() - started < 1.0
     assert classify(RuntimeError(f"{text} CUDA out of memory. Tried to allocate 2 GiB")).kind.id == "gpu-memory"
+
+
+LOST = (
+    "Warp CUDA error 700: an illegal memory access was encountered (in function wp_launch)",
+    "an illegal memory access was encountered in XGBoost",
+    "cublas: misaligned address",
+    "misaligned address in kernel foo",
+    "HIP error: an illegal memory access was encountered",
+    "LightGBMError: [CUDA] an illegal memory access was encountered cuda.cpp 12",
+    "device-side assert triggered (CUDA)",
+    "INTERNAL: CUDA error: Failed to synchronize: CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "cudaDeviceSynchronize() failed: unspecified launch failure",
+)
+NO_START = (
+    "initialization error of CUDA",
+    "CUDA cannot be used in forked processes",
+    "the process was forked after CUDA had started",
+    "CUDA_ERROR_INVALID_DEVICE: invalid device ordinal",
+    "cudaSetDevice failed: invalid device ordinal",
+    "Invalid device id",
+    "no CUDA-capable device is detected",
+    "could not retrieve CUDA device count: CUDA_ERROR_NOT_INITIALIZED: initialization error",
+    "failed call to cuInit: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+)
+
+
+@pytest.mark.parametrize("text", LOST)
+def test_a_lost_context_in_every_word_order(text):
+    """Any library, before or behind the driver's words."""
+    assert classify(RuntimeError(text)).kind.id == "lost-context"
+
+
+@pytest.mark.parametrize("text", NO_START)
+def test_a_start_that_failed_leads_to_the_doctor(practice, text):
+    """CUDA that cannot start, forks, wrong devices: no rung, no memory, the doctor's line."""
+    assert practice.guard(f"raise RuntimeError({text!r})", repeat=True) is not None
+    assert practice.report.kind in ("start-up", "wrong-device")
+    assert (practice.report.attempts, practice.report.rungs) == (1, ())
+    assert [step.line for step in practice.report.next_steps] == ["%cuda_doctor"]

@@ -88,6 +88,10 @@ def test_where_no_library_is_known_the_kernel_restarts(monkeypatch):
 
     monkeypatch.setattr(libraries, "LIBRARIES", ())
     assert lines(situation((os.getpid(), 14 * GIB)))[0][1] == RESTART
+    s = situation((os.getpid(), 2 * GIB), (4242, int(12.5 * GIB)))
+    rows = {h.kind: h.nbytes for h in survey(s, None).holders}
+    assert rows["context"] == 2 * GIB  # CUDA libraries of torch's own take as much
+    assert "library" not in rows
 
 
 def test_a_child_of_this_kernel_is_named_and_its_line_ends_it():
