@@ -101,7 +101,7 @@ class Front:
 
     def _without(self, lines: list[str]) -> list[str]:
         start = next((i for i, line in enumerate(lines) if line.strip()), len(lines))
-        if start == len(lines):
+        if start == len(lines) or self._anothers():
             return lines
         found, _, line = lines[start][2:].rstrip().partition(" ")
         if lines[start].startswith("%%") and found == self.name:
@@ -113,6 +113,14 @@ class Front:
         elif self.everywhere is not None and not lines[start].lstrip().startswith((f"%{self.name}", f"%%{self.name}")):
             self._taken = _Taken("".join(lines), self.everywhere, [], True)
         return lines
+
+    def _anothers(self) -> bool:
+        """Whether somebody else takes whole cells and runs them, as ipyparallel under %autopx: they are his, unread."""
+        own, kind = vars(self.shell), type(self.shell)
+        return all(
+            name in own and getattr(own[name], "__func__", None) is not getattr(kind, name)
+            for name in ("run_cell", "run_ast_nodes")
+        )
 
     def read(self) -> list[str] | None:
         """The cell without its line is Python now: what stands above it. None for any other cell."""

@@ -91,6 +91,11 @@ class Saved:
                 if name in namespace:
                     self._old[name] = _Mark(namespace[name])
 
+    def made(self, namespace: dict[str, Any]) -> dict[str, Any]:
+        """What the attempt bound and holds no memory but the interpreter's: it can wait until no repeat is made."""
+        names = () if self._late else self._step.names_bound
+        return {name: namespace[name] for name in names if name in namespace and light(namespace[name])}
+
     def put_back(self, namespace: dict[str, Any]) -> tuple[str, ...]:
         """Undo what the attempt bound.
 
@@ -112,6 +117,28 @@ class Saved:
             elif id(namespace.get(name)) != mark.id:
                 namespace.pop(name, None)
         return tuple(sorted(lost))
+
+
+_ATOMS = (int, float, complex, bool, str, bytes, type(None))
+_MANY = 10_000
+"""Values that are looked at in one container: a larger one is not kept."""
+
+
+def light(value: object, left: list[int] | None = None) -> bool:
+    """Whether a value is numbers and text alone, in containers or in an array of numpy's: nothing of a card."""
+    left = [_MANY] if left is None else left
+    left[0] -= 1
+    kind = type(value)
+    if left[0] < 0:
+        return False
+    if kind in _ATOMS:
+        return True
+    if kind in (list, tuple, set, frozenset):
+        return all(light(one, left) for one in value)  # type: ignore[attr-defined]
+    if kind is dict:
+        return all(light(one, left) for pair in value.items() for one in pair)  # type: ignore[attr-defined]
+    array = kind.__name__ == "ndarray" and kind.__module__ == "numpy"
+    return array and not value.dtype.hasobject  # type: ignore[attr-defined]
 
 
 class _Mark:

@@ -184,7 +184,9 @@ async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer, carry: boo
             first = first or failure
             del failure
         # Outside `except`: nothing refers to the failed frames any more, so their memory can be given back.
+        made: dict[str, Any] = {}
         try:
+            made = _ask(saved.made, made, namespace)
             lost = saved.put_back(namespace)
             del saved
             repeat = _ask(rescuer.recover, False, step, namespace, lost)
@@ -192,9 +194,12 @@ async def _guarded(hooks: Any, statement: Compiled, rescuer: Rescuer, carry: boo
             interrupt.__context__ = first.error
             first.attach(interrupt, "", f"{type(interrupt).__name__}: while the statement was being rescued")
             hooks.show.expect(interrupt, _ask(rescuer.gave_up, None, first.error, step))
+            namespace.update(made)
             raise
         if not repeat:
+            namespace.update(made)  # as the plain cell leaves it: only what may hold memory is gone
             break
+        del made
     original = first.error
     first.attach(original)
     hooks.show.expect(original, _ask(rescuer.gave_up, None, original, step), first.text)

@@ -11,16 +11,18 @@ from psutil import virtual_memory
 from ..render.units import bytes_text
 from .classify import OWN_LIMIT
 from .growing import leaks, results
+from .libraries import HELD, imported
 from .lines import RESTART, allocator_option, variable
 from .other_options import left_out, other_ranks, read_before, refused, smaller
 from .reads import names_read, uses
 from .situation import CONTEXT, Situation
 from .step import Case, NextStep
-from .survey import Survey
+from .survey import CHILD, Survey
 
 __all__ = ["NextStep", "next_steps"]
 
 MIB = 1 << 20
+ISSUES = "https://github.com/cuda-magic/cuda-magic/issues"
 MOST = 3
 """Variables that are named together."""
 
@@ -49,11 +51,30 @@ def _mapping(c: Case) -> list[NextStep]:
 
 
 def _start_up(c: Case) -> list[NextStep]:
-    wanted = c.kind in ("start-up", "library-failed") and c.s.fault.row.kind != "mapping"
+    wanted = c.kind in ("start-up", "wrong-device", "library-failed") and c.s.fault.row.kind != "mapping"
     return [NextStep("find out why, cause first", "%cuda_doctor")] if wanted else []
 
 
+def _unknown(c: Case) -> list[NextStep]:
+    if c.kind != "unknown":
+        return []
+    why = f"tell the wording, as this line shows it, and the release of the library that raised it: {ISSUES}"
+    return [NextStep("see what each process and this kernel hold", "%gpu_mem --who"), NextStep(why, "%tb")]
+
+
+def _setting(c: Case) -> list[NextStep]:
+    if c.kind != "setting":
+        return []
+    return [
+        NextStep("the option that the error names decides; see what is free and who holds the rest", "%gpu_mem --who")
+    ]
+
+
 def _host(c: Case) -> list[NextStep]:
+    if c.kind == "shared-host":
+        return [
+            NextStep("see what /dev/shm has left; a DataLoader with fewer workers needs less of it", "!df -h /dev/shm")
+        ]
     if c.kind != "host-memory":
         return []
     if c.request > virtual_memory().total:
@@ -92,7 +113,18 @@ def _too_large(c: Case) -> list[NextStep]:
 def _others(c: Case) -> list[NextStep]:
     if not c.crowded:
         return []
-    steps = [NextStep(f"other processes hold {bytes_text(c.where.others)}: see whose they are", "%gpu_mem --who")]
+    held = sorted((h for h in c.where.holders if h.kind == "process"), key=lambda h: -(h.nbytes or 0))
+    steps = [
+        NextStep(
+            f"{h.name} ({h.detail}) holds {bytes_text(h.nbytes)}: end it if its work is done",
+            f"import os, signal; os.kill({h.name.split()[-1]}, signal.SIGTERM)",
+        )
+        for h in held[:MOST]
+        if CHILD in h.detail and (h.nbytes or 0) >= max(c.request // 4, CONTEXT)
+    ]
+    most = f", most of it {held[0].name} ({held[0].detail})" if held and held[0].detail else ""
+    why = f"other processes hold {bytes_text(c.where.others)}{most}: see whose they are"
+    steps.append(NextStep(why, "%gpu_mem --who"))
     need = max(c.request, CONTEXT)
     index, free = next(((i, f) for i, f in c.where.elsewhere if f > need), (None, 0))
     if index is not None:
@@ -102,6 +134,18 @@ def _others(c: Case) -> list[NextStep]:
     if c.s.options.wait <= 0:
         steps.append(NextStep("wait for them to finish", "%%cuda_guard --wait 60"))
     return steps
+
+
+def _libraries(c: Case) -> list[NextStep]:
+    """What another library of this kernel holds: no batch of torch's makes room for it."""
+    held = sum(h.nbytes or 0 for h in c.where.holders if h.kind == HELD)
+    if c.s.fault.kind.repeat != "ladder" or held < max(c.request // 4, CONTEXT):
+        return []
+    found = [step for step in (library.step for library in imported()) if step is not None]
+    why = f"another library in this kernel holds {bytes_text(held)}"
+    if not found:
+        return [NextStep(f"{why}, and gives it back when the kernel restarts", RESTART)]
+    return [NextStep(f"{why}: {text}", line) for text, line in found[:MOST]]
 
 
 def _holders(c: Case) -> list[NextStep]:
@@ -149,6 +193,8 @@ def _fragmented(c: Case) -> list[NextStep]:
     # None: an allocator without such segments
     can_be = c.s.allocator is None or not c.s.allocator.started() or c.s.allocator.expandable() is False
     if not c.s.fault.torch_allocator or not c.request or not can_be or free < c.request or cached < c.request // 8:
+        return []
+    if room is not None and room.largest >= c.request:  # in pieces, but one of them holds it
         return []
     largest = f", the largest piece {bytes_text(room.largest)}" if room else ""
     return [
@@ -221,11 +267,14 @@ RULES: tuple[Callable[[Case], list[NextStep]], ...] = (
     _lost,
     _mapping,
     _start_up,
+    _unknown,
+    _setting,
     _host,
     _worker,
     _own_limit,
     _too_large,
     other_ranks,
+    _libraries,
     _others,
     leaks,
     results,

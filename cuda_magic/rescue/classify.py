@@ -20,11 +20,23 @@ if TYPE_CHECKING:
     from ..devices.model import Reading
     from ..memory.allocator import Allocator
 
-__all__ = ["OWN_LIMIT", "Fault", "classify", "judge", "others_hold_it"]
+__all__ = ["OWN_LIMIT", "Fault", "classify", "judge", "known", "others_hold_it"]
 
 OWN_LIMIT = "out of GPU memory within a library's own limit; the card itself has room"
 LITTLE = 1 << 30
 """Free bytes (or 2 % of the card) below which a library that failed to start is taken to lack memory."""
+LONGEST = 50_000
+"""Characters at the beginning and at the end of a message that are read: XLA's can be megabytes of buffers."""
+ROUNDING = 64 << 20
+"""Bytes that a figure with two decimals may be off, and more."""
+_KEPT = ("host-memory", "shared-host", "wrong-size", "start-up", "setting", "unknown")
+"""Kinds that stay what they are where another process raised the error."""
+_MISTAKES = (NameError, AttributeError, ImportError, LookupError, TypeError, ArithmeticError, UnicodeError)
+_FILES = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+"""Errors whose text quotes a name or a path, whatever words it is made of."""
+_VALUES = (ValueError, AssertionError, NotImplementedError)
+"""Python code's own words on a value, where it is of no derived class."""
+_WORKER = re.compile(WORKER_TEXT)
 
 
 @dataclass(frozen=True)
@@ -79,9 +91,10 @@ def _related(error: BaseException) -> Iterator[BaseException]:
 def _text(error: BaseException) -> str:
     try:
         text = str(error)
-        return "\n".join([text, *(a for a in error.args if isinstance(a, str) and a not in text)])
+        text = "\n".join([text, *(a for a in error.args if isinstance(a, str) and a not in text)])
     except Exception:  # noqa: BLE001 - a broken __str__ of the user's must not hide the error
         return ""
+    return text if len(text) <= 2 * LONGEST else f"{text[:LONGEST]}\n{text[-LONGEST:]}"
 
 
 def _code(error: BaseException) -> int | None:
@@ -98,12 +111,19 @@ def _code(error: BaseException) -> int | None:
 def _is(error: BaseException, wanted: str) -> bool:
     name, _, library = wanted.partition(":")
     for cls in type(error).__mro__:
-        if cls.__name__ == name and (not library or str(cls.__module__).split(".", 1)[0] == library):
+        ours = not library or str(cls.__module__).split(".", 1)[0] == library
+        if ours and name in (cls.__name__, "*"):
             return True
     return False
 
 
 def _fits(row: Row, error: BaseException, text: str, code: int | None) -> bool:
+    if (row.native or row.kind == "unknown") and isinstance(error, (*_MISTAKES, *_FILES)):
+        return False
+    if row.native and type(error) in _VALUES:
+        return False
+    if row.named and not any(re.search(row.named, cls.__name__) for cls in type(error).__mro__):
+        return False
     if row.classes and not any(_is(error, wanted) for wanted in row.classes):
         return False
     if row.codes:
@@ -116,11 +136,17 @@ def _fits(row: Row, error: BaseException, text: str, code: int | None) -> bool:
     return pattern is None or pattern.search(text) is not None
 
 
+def known(error: BaseException) -> bool:
+    """Whether `error` tells of a fault in a wording that is known."""
+    fault = classify(error)
+    return fault is not None and fault.kind.id != "unknown"
+
+
 def classify(error: BaseException) -> Fault | None:
     """The fault that `error` tells of, by its class, its codes and its text; None for anything else.
 
-    A lost context anywhere in the chain decides; then the innermost out-of-memory error that is found first. What was
-    raised in a worker process says nothing of this one's context.
+    A lost context anywhere in the chain decides; then the innermost out-of-memory error that is found first, in a
+    wording that is known before one that is not. What a worker process raised says nothing of this one's context.
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, SyntaxError)):
         return None
@@ -128,7 +154,7 @@ def classify(error: BaseException) -> Fault | None:
     elsewhere = False
     for one in _related(error):
         text, code = _text(one), _code(one)
-        elsewhere |= WORKER_TEXT in text or any(_is(one, wanted) for wanted in WORKERS)
+        elsewhere |= _WORKER.search(text) is not None or any(_is(one, wanted) for wanted in WORKERS)
         for row in ROWS:
             if _fits(row, one, text, code):
                 kind = KINDS[row.kind]
@@ -136,15 +162,15 @@ def classify(error: BaseException) -> Fault | None:
                 break
     found = [fault for fault in found if fault.kind.memory]
     if elsewhere:
-        kept = ("host-memory", "wrong-size")
         found = [
-            f if f.kind.id in kept else _as(f, "worker")
+            f if f.kind.id in _KEPT else _as(f, "worker")
             for f in found
-            if f.kind.repeat == "ladder" or f.kind.id in kept
+            if f.kind.repeat == "ladder" or f.kind.id in _KEPT
         ]
     if not found:
         return None
-    return next((f for f in found if f.kind.id == "lost-context"), found[0])
+    first = next((f for f in found if f.kind.id != "unknown"), found[0])
+    return next((f for f in found if f.kind.id == "lost-context"), first)
 
 
 def judge(fault: Fault, allocator: Allocator | None, reading: Callable[[], Reading | None] = lambda: None) -> Fault:
@@ -157,6 +183,8 @@ def judge(fault: Fault, allocator: Allocator | None, reading: Callable[[], Readi
         return _as(fault, "wrong-size")
     if fault.kind.repeat == "never":
         return fault
+    if fault.torch_allocator and allocator is not None and _foreign(sizes, allocator):
+        return _as(fault, "worker")
     if sizes.requested and sizes.capacity and sizes.requested > sizes.capacity:
         return _as(fault, "too-large")
     if fault.kind.id == "gpu-memory" and _crowded(sizes):
@@ -226,6 +254,21 @@ def _at_start(fault: Fault, allocator: Allocator | None, reading: Reading | None
         sentence=f"CUDA found no memory to start with, though the card has {bytes_text(free)} free: the host's memory, "
         "or a limit of it, is short",
     )
+
+
+def _foreign(sizes: Sizes, allocator: Allocator) -> bool:
+    """Whether the figures cannot be those of this process's allocator: the error is another process's, passed on."""
+    device = 0 if sizes.device is None else sizes.device
+    if not allocator.devices() or not sizes.allocated:
+        return False
+    if device not in allocator.devices():
+        return sizes.allocated >= ROUNDING
+    memory = _driver(allocator, device)
+    total = memory[1] if memory is not None else 0
+    if total > 0 and sizes.capacity is not None and abs(sizes.capacity - total) > total // 50:
+        return True
+    peak = allocator.stats(device).peak_allocated
+    return bool(peak) and sizes.allocated > peak + peak // 50 + ROUNDING
 
 
 def _crowded(sizes: Sizes) -> bool:

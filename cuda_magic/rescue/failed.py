@@ -34,11 +34,11 @@ def noticed(run: GuardRun, error: BaseException, step: Step) -> bool:
     run.attempt_ended()
     trial, options = run.trial, run.options
     fault = classify(error)
-    if fault is None and _made_by_the_repeat(run, error):
+    if (fault is None or fault.kind.id == "unknown") and _made_by_the_repeat(run, error):
         fault = trial.fault
     elif fault is not None:
         # what the allocator's own count rose by
-        run.seen += fault.error == "OutOfMemoryError" and fault.kind.id != "worker"
+        run.seen += fault.error == "OutOfMemoryError" and judge(fault, machine().allocator()).kind.id != "worker"
     if fault is None:
         trial.fault, trial.status = None, "error"
         return False

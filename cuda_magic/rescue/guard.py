@@ -224,9 +224,9 @@ class GuardRun:
         if self.shell is None:
             return None
         from ..cells.inside import Inside
-        from .classify import classify
+        from .classify import known
 
-        return Inside(self.shell, code, lambda error: classify(error) is not None)
+        return Inside(self.shell, code, known)
 
     def _at_call(self) -> AbstractContextManager[Any] | None:
         """Each op watched; None where that cannot be."""

@@ -1,26 +1,15 @@
 """What an error can be, as a table: kind, how it is recognised, since which release, what may be done, source.
 
-Rows are tried in order; the first that fits decides. Adding a wording touches one row.
+Rows are tried in order; the first that fits decides. Adding a wording touches one row. The wordings of libraries other
+than torch are in `wordings`; what is in no row and speaks of memory all the same is *unknown*.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from .table import Kind, Row
+from .wordings import ELSEWHERE, MEMORY, SETTINGS, SPEAKS, START_UP, STICKY_TEXT
 
 __all__ = ["KINDS", "ROWS", "STICKY_CODES", "WORKERS", "WORKER_TEXT", "Kind", "Row"]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What may be done about an error. `repeat`: ``ladder``, ``ambiguous`` (only where little is free) or ``never``."""
-
-    id: str
-    sentence: str
-    repeat: str = "never"
-    memory: bool = True
-    """Whether the guard has something to report; False: not a matter of memory."""
-
 
 KINDS = {
     kind.id: kind
@@ -34,13 +23,18 @@ KINDS = {
         Kind("library-failed", "a CUDA library could not start", "ambiguous"),
         Kind("too-large", "the request is larger than the card"),
         Kind("wrong-size", "the size asked for is a mistake: more than any card has"),
+        Kind("setting", "a library's own setting leaves it too little GPU memory for what it was to load or serve"),
         Kind("host-memory", "the host ran out of memory, not the GPU"),
+        Kind("shared-host", "the host's shared memory (/dev/shm) is full, not the GPU"),
+        Kind("other-device", "the memory of a device that is no CUDA card ran out"),
         Kind("worker", "a worker process ran out of GPU memory, for which this kernel can make no room"),
         Kind("communicator", "NCCL ran out of GPU memory; its communicator is broken"),
         Kind("lost-context", "the CUDA context is lost; the GPU cannot be used until the kernel is restarted"),
         Kind("lost-allocator", "torch's allocator cannot go on after an error inside it until the kernel is restarted"),
         Kind("start-up", "CUDA could not start, which is no matter of GPU memory"),
+        Kind("wrong-device", "the device is not there or cannot run this code, which is no matter of GPU memory"),
         Kind("shared-memory", "a kernel needs more shared memory than the card has", memory=False),
+        Kind("unknown", "perhaps out of GPU memory: the error speaks of memory, in a wording that is not known"),
     )
 }
 
@@ -65,79 +59,73 @@ STICKY_CODES: dict[int, str] = {
     999: "unknown error",
 }
 
-
 WORKERS: tuple[str, ...] = (
-    # classes that carry the error of another process: (class:module), or what is chained below it
+    # classes that carry the error of another process: (class:module), or what is chained below it; "*" any class
     "RayTaskError:ray",  # ray/exceptions.py
     "RemoteError:ipyparallel",  # ipyparallel/error.py
+    "CompositeError:ipyparallel",
     "ProcessRaisedException:torch",  # torch/multiprocessing/spawn.py
+    "ChildFailedError:torch",  # torch/distributed/elastic/multiprocessing/errors
     "RemoteTraceback:multiprocessing",  # multiprocessing/pool.py
     "_RemoteTraceback",  # concurrent/futures/process.py; joblib's loky
+    "EngineGenerateError:vllm",  # vllm/v1/engine/exceptions.py: the engine runs in a process of its own
+    "EngineDeadError:vllm",
+    "MQEngineDeadError:vllm",
+    "AsyncEngineDeadError:vllm",  # vllm/engine/async_llm_engine.py
+    "*:tritonclient",  # clients of a server: its memory is in another process, perhaps on another machine
+    "*:text_generation",
+    "*:huggingface_hub",
+    "*:openai",
+    "*:ollama",
+    "*:litellm",
+    "*:gradio_client",
+    "*:grpc",
+    "*:replicate",
+    "*:xinference_client",
+    "*:rpyc",
+    "*:Pyro5",
+    "*:distributed",  # Dask: what a worker's process raised beyond its own classes
+    "*:pyspark",
+    "*:py4j",
 )
-WORKER_TEXT = "in DataLoader worker process"
-"""torch/_utils.py: the class is kept, the text tells."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way to recognise a kind. All that is given must fit: a class's name, its module, the text, a code."""
-
-    kind: str
-    text: str = ""
-    """Regular expression searched for in the message."""
-    classes: tuple[str, ...] = ()
-    """Names of a class in the error's ancestry; the module's first part after a colon: ``OutOfMemoryError:torch``."""
-    codes: tuple[int, ...] = ()
-    """``error_code``, ``code`` or ``status`` of the error."""
-    library: str = "torch"
-    since: str = ""
-    source: str = ""
-
-    @property
-    def pattern(self) -> re.Pattern[str] | None:
-        return re.compile(self.text) if self.text else None
-
+WORKER_TEXT = (
+    r"in DataLoader worker process"  # torch/_utils.py: the class is kept, the text tells
+    r"|^ray::"  # ray/exceptions.py
+    r"|\((?:EngineCore|VllmWorker|Worker|APIServer)\w*[^()\n]{0,40}\bpid=[0-9]+\)"  # vllm's prefix of a child's lines
+    r"|\[[0-9]+:(?:execute|apply)\]"  # ipyparallel/error.py
+    r"|llama runner process"  # ollama/llm/server.go
+)
 
 _ALLOCATOR = "c10/cuda/CUDACachingAllocator.cpp"
 _EXCEPTION = "c10/cuda/CUDAException.cpp"
-_STICKY_TEXT = (
-    r"(?s)(?:(?i:CUDA[ _](?:runtime |driver )?(?:error|failure))|cudaError\w*|Gpu API call).*?"
-    r"(?:device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
-    r"|misaligned address|an illegal instruction was encountered|hardware stack error|invalid program counter"
-    r"|operation not supported on global/shared address space|the launch timed out and was terminated"
-    r"|uncorrectable ECC error encountered|uncorrectable NVLink error)"
-    r"|cudaErrorIllegalAddress|cudaErrorAssert\b|cudaErrorLaunchFailure"
-    r"|CUDA_ERROR_(?:ILLEGAL_ADDRESS|ASSERT|LAUNCH_FAILED|LAUNCH_TIMEOUT|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS"
-    r"|INVALID_ADDRESS_SPACE|INVALID_PC|HARDWARE_STACK_ERROR|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE)"
-)
-_OTHERS = (
-    # how programs that call the driver or the runtime themselves report its error 2
-    r"(?i)\bcu(?:da)?_?(?:malloc|mem(?:alloc|create|map))\w*[^\n]{0,100}out of memory"
-    r"|\bcuda:? (?:(?:runtime |driver )?(?:error|failure) ?(?:\(?2\)?)? ?: ?)?out of memory"
-    r"|\[cuda\] out of memory|gpu api call\) out of memory|cuda failed with error 2 out of memory"
-)
 
 ROWS: tuple[Row, ...] = (
+    # -- cuInit's code 2 is the host's, its 999 no lost context
+    START_UP[0],
     # -- never repeated: the context is gone, whatever else the message says
     Row("lost-context", codes=tuple(STICKY_CODES), since="2.8", source=f"{_EXCEPTION}; CUDA 13 driver_types.h"),
-    Row("lost-context", text=_STICKY_TEXT, since="1.13", source=_EXCEPTION),
+    Row("lost-context", text=STICKY_TEXT, since="1.13", source=f"{_EXCEPTION}; lightning-attention#19; thrust#1426"),
     # -- not GPU memory, although the words are near
     Row("shared-memory", classes=("OutOfResources:triton",), library="triton", source="triton/runtime/errors.py"),
     Row(
         "shared-memory",
-        text=r"out of resource: ",  # inductor says it as an OutOfMemoryError
-        library="triton",
-        source="triton/runtime/errors.py; torch/_inductor/runtime/triton_heuristics.py",
+        # inductor says it as an OutOfMemoryError; the last is the loader's, of a library that came too late
+        text=r"out of resource: |dynamic shared memory size|in static TLS block",
+        library="triton, tvm",
+        source="triton/runtime/errors.py; torch/_inductor/runtime/triton_heuristics.py; mlc-llm#2044; glibc dl-reloc.c",
     ),
     Row(
         "start-up",
         text=r"Unexpected error from cudaGetDeviceCount|Found no NVIDIA driver|driver on your system is too old"
         r"|CUDA driver initialization failed|No CUDA GPUs are available|CUDA unknown error"
         r"|cudaGetDeviceCount\(\) returned cudaErrorNotSupported"
-        r"|Torch not compiled with CUDA enabled|CUDA-capable device.{1,12}busy or unavailable",
+        r"|Torch not compiled with CUDA enabled|CUDA-capable device.{1,12}busy or unavailable"
+        r"|device >= 0 && device < num_gpus|Cannot re-initialize CUDA in forked subprocess"
+        r"|on a CUDA device but torch\.cuda\.is_available\(\) is False",
         since="1.13",
-        source="c10/cuda/CUDAFunctions.cpp; detectron2#2580",
+        source="c10/cuda/CUDAFunctions.cpp; detectron2#2580; diffusers#5443; torch/cuda/__init__.py",
     ),
+    *START_UP[1:],
     Row(
         "host-memory",
         text=r"DefaultCPUAllocator|can't allocate memory|could not allocate [0-9]+ bytes.*(?:host|CPU)"
@@ -151,16 +139,7 @@ ROWS: tuple[Row, ...] = (
         since="1.13",
         source="torch/utils/data/_utils/pin_memory.py; kraken#642",
     ),
-    Row(
-        "host-memory", classes=("OSError",), text=r"\[Errno 12\]|\[WinError 1455\]", library="python", source="errno.h"
-    ),
-    Row(
-        "host-memory",
-        text=r"by allocator cpu\b|Unable to allocate [0-9.]+ [KMGTPE]iB for an array",
-        library="tensorflow",
-        source="darkflow#873; tensorflow#45238",
-    ),
-    Row("host-memory", classes=("_ArrayMemoryError:numpy",), library="numpy", source="numpy/_core/_exceptions.py"),
+    *ELSEWHERE,
     Row(
         "communicator",
         text=r"(?s)NCCL.*Failed to CUDA (?:calloc|malloc)|NCCL.*out of memory",
@@ -185,9 +164,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "gpu-memory",
-        text=r"NVML_SUCCESS == r INTERNAL ASSERT FAILED.*CUDACachingAllocator",
+        # NVML fails while the allocator makes its out-of-memory message
+        text=r"NVML_SUCCESS == .{1,200}INTERNAL ASSERT FAILED.*CUDACachingAllocator",
         since="2.1",
-        source="pytorch/pytorch#112377: an out-of-memory error on MIG and Jetson",
+        source="pytorch/pytorch#112377, #112950, #130486: an out-of-memory error on MIG and Jetson, or NVML is broken",
     ),
     Row("gpu-memory", classes=("OutOfMemoryError:torch",), since="1.13", source="torch/cuda/__init__.py"),
     Row(
@@ -227,60 +207,11 @@ ROWS: tuple[Row, ...] = (
         since="2.1",
         source="mberr/torch-max-mem#45: seen with a full card",
     ),
-    Row("gpu-memory-runtime", text=r"CUDA error: out of memory", since="1.13", source=_EXCEPTION),
+    Row("gpu-memory-runtime", text=r"(?:CUDA|HIP) error: out of memory", since="1.13", source=_EXCEPTION),
     Row("gpu-memory-runtime", classes=("AcceleratorError:torch",), codes=(2,), since="2.8", source=_EXCEPTION),
-    Row("gpu-memory-runtime", classes=("OutOfMemoryError:cupy",), library="cupy", source="cupy/cuda/memory.pyx"),
-    Row(
-        "gpu-memory-runtime",
-        text=r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY",
-        library="cupy, numba, rmm",
-        source="cupy_backends/cuda/api/runtime.pyx; numba_cuda/cudadrv/driver.py; rmm/detail/error.hpp",
-    ),
-    Row(
-        "gpu-memory-runtime",
-        text=r"std::bad_alloc: (?:out_of_memory: )?(?:CUDA error|RMM failure)|[Mm]aximum pool size exceeded",
-        library="rmm",
-        source="rapidsai/rmm#496, #1421",
-    ),
-    Row(
-        "gpu-memory-runtime",
-        text=r"(?:RESOURCE_EXHAUSTED|Resource exhausted): (?:Failed to allocate|Out of memory)",
-        classes=("RuntimeError",),
-        library="jax",
-        source="xla/pjrt/pjrt_client.cc; mesh-transformer-jax#66",
-    ),
-    Row(
-        "gpu-memory-runtime",
-        text=r"OOM when allocating tensor|failed to allocate memory",
-        classes=("ResourceExhaustedError",),
-        library="tensorflow",
-        source="tensorflow/core/framework/op_kernel.cc; keras-ocr#195",
-    ),
-    Row("gpu-memory-runtime", text=r"Dst tensor is not initialized", library="tensorflow", source="tensorflow#7025"),
-    Row("gpu-memory-runtime", text=r"Out of memory error on GPU [0-9]", library="paddle", source="Paddle#42228"),
-    Row(
-        "gpu-memory-runtime",
-        text=r"BFCArena::\w+.*Failed to allocate memory for requested buffer",
-        library="onnxruntime",
-        source="onnxruntime/core/framework/bfc_arena.cc; onnxruntime#9939, #22702",
-    ),
-    Row(
-        "gpu-memory-runtime",
-        text=r"Failed to allocate [0-9]+ bytes on device 'cuda|Memory allocation failed on device: cuda",
-        library="warp",
-        source="warp/_src/context.py; ManiSkill#104",
-    ),
-    Row(
-        "gpu-memory-runtime",
-        text=r"Out of memory\. Requested [0-9.]+ MB; Free",
-        library="catboost",
-        source="catboost/cuda/cuda_lib/memory_pool/stack_like_memory_pool.h; catboost#2750",
-    ),
-    Row(
-        "gpu-memory-runtime",
-        text=_OTHERS,
-        library="faiss, lightgbm, mxnet, onnxruntime, opencv, pycuda, spconv, tiny-cuda-nn",
-        source="faiss#2105, #2580; mxnet#675; CMT#15; instant-ngp#488; opencv#23392",
-    ),
+    *SETTINGS,
+    *MEMORY,
     Row("host-memory", classes=("MemoryError:builtins",), library="python", source="Objects/exceptions.c"),
+    # -- what no row knows, and speaks of memory
+    *SPEAKS,
 )

@@ -76,6 +76,8 @@ def smaller(c: Case) -> list[NextStep]:
     read = c.node_names - c.touched
     whole = {n: v for n, v in c.s.names().items() if n in read and isinstance(v, int) and not isinstance(v, bool)}
     likely = [n for n, v in whole.items() if v > 1 and ("batch" in n.lower() or n.lower() in ("bs", "b", "n"))]
+    room = c.where.room
+    likely = [n for n in likely if room is None or c.request // whole[n] <= room.total]  # else not even 1 would fit
     if likely:
         return [NextStep(f"let {likely[0]} go down until it fits", f"%%cuda_guard --shrink {likely[0]}")]
     return []

@@ -27,7 +27,7 @@ _BEYOND = ("too-large", "wrong-size", "library-failed", "lost-allocator")
 """Kinds that no memory made free would help: where it is is not shown; `holders` has it."""
 _STATUS = {
     "ok": "nothing to rescue",
-    "error": "the cell failed, and not for memory",
+    "error": "the cell failed for another reason",
     "rescued": "rescued",
     "refused": "not repeated",
     "not-repeated": "not repeated",
@@ -93,7 +93,8 @@ class Report(Result):
         return rungs
 
     def blocks(self) -> Sequence[Block]:
-        found: list[Block] = [Title(f"cuda_guard: {_STATUS[self.status]}", self.label)]
+        again = " again" if self.status in ("refused", "not-repeated") and self.attempts > 1 else ""
+        found: list[Block] = [Title(f"cuda_guard: {_STATUS[self.status]}{again}", self.label)]
         if self.sentence:
             found.append(Text(self._what()))
         for note in self.notes:

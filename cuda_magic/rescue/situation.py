@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -173,7 +174,9 @@ class Situation:
     def own_process(self, listed: Mapping[int, int | None]) -> int | None:
         """Which of the processes {pid: bytes} is this one; None where it cannot be known."""
         room = self.room()
-        return this_process(listed, room.reserved) if room is not None else None
+        if room is None:  # its own pid decides; without figures of torch's nothing else tells
+            return os.getpid() if os.getpid() in listed else None
+        return this_process(listed, room.reserved)
 
     def others(self) -> int | None:
         """Bytes that other processes hold on the device; None where nobody tells."""

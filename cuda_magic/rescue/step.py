@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .classify import others_hold_it
+from .libraries import HELD
 from .situation import Situation
 from .survey import Survey
 
@@ -46,9 +47,14 @@ class Case:
         return self.where.room.reserved if self.where.room else 0
 
     @property
+    def libraries(self) -> int:
+        """Bytes that other libraries of this kernel hold."""
+        return sum(h.nbytes or 0 for h in self.where.holders if h.kind in (HELD, "library-pool"))
+
+    @property
     def crowded(self) -> bool:
         """Whether others hold the card: then the batch is not to blame."""
         others = self.where.others or 0
         if self.kind in ("context", "other-process"):
-            return others > 0
+            return others > self.libraries
         return others_hold_it(others, self.mine, self.request, self.where.capacity or 0)

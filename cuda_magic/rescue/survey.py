@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from ..devices.processes import describe
 from ..kernel import holders as kernel
 from ..machine import machine
@@ -17,15 +19,17 @@ from ..memory.saved import Kept
 from ..memory.variables import Root, tracebacks, user_variables
 from ..render.units import bytes_text
 from .called import trees
+from .libraries import HELD, imported
 from .owners import Found, Holder, look
-from .situation import Room, Situation, room_of
+from .situation import CONTEXT, Room, Situation, room_of
 
-__all__ = ["Survey", "at_failure", "survey"]
+__all__ = ["CHILD", "Survey", "at_failure", "survey"]
 
 if TYPE_CHECKING:
     from ..memory.allocator import Allocator
 
 MIB = 1 << 20
+CHILD = "a child of this kernel"
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Survey:
 
 def survey(s: Situation, error: BaseException | None) -> Survey:
     """Who holds what. Reads only; where CUDA is not started, only what NVML and the message tell."""
-    if s.fault.kind.id in ("lost-context", "host-memory", "start-up", "worker"):
+    if s.fault.kind.id in ("lost-context", "host-memory", "shared-host", "start-up", "wrong-device", "worker"):
         return Survey()
     collects = gc.isenabled()
     gc.disable()  # a collection of Python's own in a large heap takes as long as all of this
@@ -141,18 +145,38 @@ def _outside(s: Situation, room: Room | None) -> list[Holder]:
     own = sizes.own if own is None else own
     for pid, used in listed.items():
         if pid != this and used is not None:
-            rows.append(Holder("process", f"process {pid}", used, s.device, _who(pid)))
-    rest = own - room.reserved if own is not None and room is not None else 0
+            detail = ", ".join(filter(None, [_who(pid), CHILD if child(pid) else ""]))
+            rows.append(Holder("process", f"process {pid}", used, s.device, detail))
+    rest = own - (room.reserved if room is not None else 0) if own is not None else 0
     for pool in pools():
         if pool.device == s.device:
             detail = f"{bytes_text(pool.free)} of it in no array" if pool.free else ""
             rows.append(Holder("library-pool", f"{pool.owner}'s pool", pool.held, s.device, detail))
             rest -= pool.held
+    if rest > (2 if imported() else 4) * CONTEXT:  # more than torch, its CUDA libraries and the context explain
+        rows.append(_library(rest - CONTEXT, s.device))
+        rest = CONTEXT
     if rest > 0:
         rows.append(Holder("context", "this kernel's CUDA context", rest, s.device))
     if card is not None and card.memory.reserved:
         rows.append(Holder("driver", "the driver", card.memory.reserved, s.device))
     return rows
+
+
+def _library(nbytes: int, device: int | None) -> Holder:
+    names = [library.name for library in imported()]
+    detail = f"imported here: {', '.join(names)}" if names else "none that is known here has been imported"
+    return Holder(HELD, "another library in this kernel", nbytes, device, detail)
+
+
+def child(pid: int) -> bool:
+    """Whether a process was started by this one: an engine, a worker of a DataLoader."""
+    if machine().label:
+        return False
+    try:
+        return any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
+    except (psutil.Error, OSError):
+        return False
 
 
 def _who(pid: int) -> str:

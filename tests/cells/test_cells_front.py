@@ -198,3 +198,27 @@ def test_an_error_of_ours_leaves_the_magic(cells, monkeypatch):
 def front(shell):
     """The transformer of this shell."""
     return next(t for t in shell.input_transformers_cleanup if type(t).__name__ == "Front")
+
+
+def test_under_autopx_the_engines_get_the_whole_cell(cells):
+    """%autopx stands in run_ast_nodes: a guarded cell goes there with its line, as typed, and nothing runs here."""
+    magics = pytest.importorskip("ipyparallel.client.magics")
+
+    class Engines(magics.ParallelMagics):
+        def parallel_execute(self, cell, *args, **kwargs):
+            sent.append(cell)
+
+    sent = []
+    parallel = Engines(cells, view=None)
+    for before in ("", "once more: "):
+        sent.clear(), cells.lines.clear()
+        parallel.autopx()
+        cells.run_cell("%%cuda_guard 2\nhere = 1")
+        cells.run_cell("elsewhere = 1")
+        assert sent == ["%%cuda_guard 2\nhere = 1", "elsewhere = 1"], before
+        assert not cells.lines
+        assert not {"here", "elsewhere"} & set(cells.user_ns)
+        cells.run_cell("%autopx")  # off, as the user says it
+        assert not parallel._autopx
+        cells.run_cell("%%cuda_guard 2\nback = 1\nback += 1")
+        assert (cells.user_ns.pop("back"), cells.lines) == (2, ["2"])

@@ -86,7 +86,7 @@ def test_one_engine_a_card(real, tmp_path):
 
 RANK = """
 import torch, torch.distributed as dist
-from cuda_magic.memory.torch import ranks
+from cuda_magic.memory.torch import distributed
 rank = {rank}
 torch.cuda.set_per_process_memory_fraction(8 * 2**30 / torch.cuda.mem_get_info()[1])
 dist.init_process_group('nccl', init_method='file://{meet}', rank=rank, world_size=2)

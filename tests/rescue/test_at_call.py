@@ -286,3 +286,25 @@ def test_free_gives_the_hosts_memory_back_and_it_is_capped(cells, card, watched,
     told = {step.cause: step.detail for step in loaded.user_ns["freed"].steps}
     assert told["host memory kept for parking"] == f"{held / MIB:.2f} MiB back to the host"
     assert arena.held == 0
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "y = torch.empty(300 * MIB) + 1",
+        "y = torch.nn.Linear(4096, 4096)(torch.ones(4, 4096)) @ torch.empty(4096, 300 << 10)",
+        "y = torch.ones(8 * MIB, requires_grad=True)\nfor _ in range(20): y = (y * 2).exp()",
+        "torch.ones(3) @ torch.ones(4)",
+    ],
+)
+def test_nothing_of_ours_stands_in_the_traceback(cells, card, watched, code):
+    """An op that fails while it is watched, with its own error too: each frame of ours is hidden."""
+    error = cells.guard(code, retries=0)
+    assert error is not None
+    found, ours = error.__traceback__, []
+    while found is not None:
+        frame = found.tb_frame
+        if "/cuda_magic/" in frame.f_code.co_filename and "__tracebackhide__" not in frame.f_code.co_varnames:
+            ours.append(f"{Path(frame.f_code.co_filename).name}: {frame.f_code.co_name}")
+        found = found.tb_next
+    assert ours == []

@@ -408,21 +408,21 @@ POSTED = {
         ValueError(
             "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
         ),
-        None,
+        "setting",
         {},
     ),
     "pytorch#5040, shared memory of the host": (
         RuntimeError(
             "DataLoader worker (pid 13) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory."
         ),
-        None,
+        "shared-host",
         {},
     ),
     "Apple's": (
         RuntimeError(
             "MPS backend out of memory (MPS allocated: 17.93 GB, other allocations: 1 MB, max allowed: 18.13 GB). Tried to allocate 256.00 MB on private pool."
         ),
-        None,
+        "other-device",
         {},
     ),
 }

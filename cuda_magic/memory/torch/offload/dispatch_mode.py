@@ -43,12 +43,14 @@ class Watcher:
 
     def call(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op."""
+        __tracebackhide__ = True
         if self.retry is not None:
             return self.retry.call(func, types, args, kwargs, self.run)
         return self.run(func, args, kwargs, [False])
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], begun: list[bool]) -> Any:
         """Bring back what the op names, and run it. `begun` becomes [True] when the op itself starts."""
+        __tracebackhide__ = True
         if self.store.away and func not in self.without_memory:
             self.bring_back(args, kwargs)
         begun[0] = True
@@ -56,6 +58,7 @@ class Watcher:
 
     def _op(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run it as it is, and tell of a convolution that went on from an error inside it."""
+        __tracebackhide__ = True
         if func not in self._convolutions or self.retry is None:
             return func(*args, **kwargs)
         retry = self.retry
@@ -100,6 +103,7 @@ def mode(watcher: Watcher) -> Any:
     if kind is None:
 
         def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            __tracebackhide__ = True
             return self.watcher.call(func, types, args, kwargs or {})
 
         base = torch.utils._python_dispatch.TorchDispatchMode

@@ -95,6 +95,7 @@ class Retry:
         around: Callable[..., Any],
     ) -> Any:
         """Run one op; `around` brings back what it names and runs it (see `mode.Watcher`)."""
+        __tracebackhide__ = True
         kept: BaseException | None = None
         tries = 0
         begun = [False]
