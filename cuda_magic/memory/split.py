@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..devices.processes import Person, describe, this_process
+from ..render.blocks import Part
+from ..render.palette import look
 from .pools import pools
 
 if TYPE_CHECKING:
@@ -23,18 +25,8 @@ FRESH = 5.0
 """Seconds that a description of a process is good for."""
 _people: dict[tuple[int, int, bool, str], tuple[float, Person | None]] = {}
 
-PARTS: tuple[tuple[str, str, str], ...] = (
-    ("live", "tensors", "#"),
-    ("cached", "cache", "+"),
-    ("fragmented", "cache lost to fragmentation", "~"),
-    ("pools", "other libraries' pools", "l"),
-    ("context", "context and libraries", "o"),
-    ("kernels", "my other kernels", "%"),
-    ("others", "other processes", "="),
-    ("unattributed", "held by nobody visible", "?"),
-    ("reserved", "driver", "d"),
-)
-"""(field, words, mark) in the order in which they are drawn."""
+PARTS = ("live", "cached", "fragmented", "pools", "context", "kernels", "others", "untold", "unattributed", "reserved")
+"""Fields of `Split` that make up what is used, in the order in which they are drawn; each has a look of its name."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +54,15 @@ class Split:
     others: int | None = None
     """All other processes in the driver's list."""
     unattributed: int | None = None
-    """Used, and no process in the list holds it."""
+    """Used, and no process in the list holds it; None where the driver does not tell all."""
     reserved: int | None = None
     """The driver's own part."""
     outside: int = 0
     """How many processes in the list are outside this container."""
     on_host: int = 0
     """Of this process's tensors, bytes that are on the host, since the card had no room for them."""
+    untold: int | None = None
+    """Used, where the driver tells no list of processes, or lists some without their bytes (WSL2, MIG)."""
     includes_reserve: bool = False
     """An old driver: the reserve cannot be told apart and stands in `unattributed`."""
 
@@ -78,9 +72,10 @@ class Split:
         known = [n for n in (self.live, self.cached, self.fragmented, self.context, self.pools) if n is not None]
         return sum(known) if known else None
 
-    def parts(self) -> list[tuple[str, str, int]]:
-        """(words, mark, bytes) of each part that holds something."""
-        return [(words, mark, n) for name, words, mark in PARTS if (n := getattr(self, name))]
+    def parts(self) -> list[Part]:
+        """Each part that holds something, as it is drawn."""
+        held = [(look(name), getattr(self, name)) for name in PARTS]
+        return [Part(one.words, size, one.mark, one.id) for one, size in held if size]
 
 
 def cuda_to_reading(reading: Reading, allocator: Allocator | None = None) -> list[int]:
@@ -183,6 +178,8 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
             library = min(library, context)
             context -= library
     known = sum(n for n in (live, cached, fragmented, library, context, kernels, others) if n is not None)
+    rest = None if memory.used is None or memory.unified else max(0, memory.used - known)
+    hidden = device.processes is None or any(process.used is None for process in device.processes)
     return Split(
         device=device.index,
         total=memory.total,
@@ -195,9 +192,10 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
         pools=library,
         kernels=kernels,
         others=others,
-        unattributed=None if memory.used is None or memory.unified else max(0, memory.used - known),
+        unattributed=None if hidden else rest,
         reserved=memory.reserved,
         outside=outside,
         includes_reserve=memory.used_includes_reserved,
         on_host=on_host,
+        untold=rest if hidden else None,
     )
