@@ -14,7 +14,7 @@ from ..result import Result, pandas
 from .recording import load
 from .table import MemoryTable
 
-__all__ = ["Replay", "replay"]
+__all__ = ["Replay", "replay", "steps", "timed"]
 
 _STEPS = "▁▂▃▄▅▆▇█"
 WIDE = 60
@@ -51,7 +51,7 @@ class Replay(Result):
             total = device.memory.total
             index = str(device.index) if device.parent is None else f"{device.parent}:{device.index}"
             low, high = (bytes_text(min(known)), bytes_text(max(known))) if known else (NA, NA)
-            over_time = _line(used, total or max(known, default=0))
+            over_time = steps(used, total or max(known, default=0))
             lines.append((index, device.name or NA, low, high, bytes_text(total), over_time))
         columns = ("GPU", "name", "lowest", "highest", "total", "used over time")
         return [Title(title, first.label), Table(columns, lines, frozenset({2, 3, 4}))]
@@ -63,7 +63,7 @@ def timed(frame: Any) -> Any:
     return frame
 
 
-def _line(values: Sequence[int | None], highest: int) -> str:
+def steps(values: Sequence[int | None], highest: int) -> str:
     """One mark for each stretch of time, its highest value against the whole card; a space where nothing is known."""
     cells = min(WIDE, len(values))
     row = ""

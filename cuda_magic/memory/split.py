@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..devices.model import Device, Reading
     from .allocator import Allocator
 
-__all__ = ["PARTS", "Split", "cuda_to_reading", "split"]
+__all__ = ["PARTS", "Split", "cuda_to_reading", "person", "split"]
 
 FRESH = 5.0
 """Seconds that a description of a process is good for."""
@@ -128,17 +128,17 @@ def split(reading: Reading, allocator: Allocator | None) -> tuple[Split, ...]:
     return tuple(made)
 
 
-def _person(pid: int, here: bool, label: str) -> Person:
+def person(pid: int, here: bool, label: str) -> Person:
     """`describe`, asked again after `FRESH` seconds: it reads files of the process, and a panel asks every second."""
     key = (os.getpid(), pid, here, label)
     now = time.monotonic()
-    at, person = _people.get(key, (float("-inf"), None))
-    if person is None or now - at > FRESH:
+    at, one = _people.get(key, (float("-inf"), None))
+    if one is None or now - at > FRESH:
         if len(_people) > 1000:
             _people.clear()
-        person = describe(pid, here, label)
-        _people[key] = now, person
-    return person
+        one = describe(pid, here, label)
+        _people[key] = now, one
+    return one
 
 
 def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: str, library: int | None) -> Split:
@@ -159,14 +159,14 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
     listed = {process.pid: process.used for process in device.processes or ()}
     this = this_process(listed, stats.reserved - stats.elsewhere) if here and not label else None
     for process in device.processes or ():
-        person = _person(process.pid, here, label)
-        if person.this or process.pid == this:
+        one = person(process.pid, here, label)
+        if one.this or process.pid == this:
             own = process.used
             continue
-        outside += person.outside
+        outside += one.outside
         if process.used is None:
             others = None
-        elif person.mine and person.kernel:
+        elif one.mine and one.kernel:
             kernels = (kernels or 0) + process.used
         elif others is not None:
             others += process.used

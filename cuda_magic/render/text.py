@@ -43,7 +43,7 @@ def _lines(block: Block) -> list[str]:
     if isinstance(block, Legend):
         return [legend_text(block)]
     assert isinstance(block, Picture)
-    return block.text.split("\n")
+    return block.text.split("\n") if block.text else []
 
 
 def table_text(table: Table) -> str:
