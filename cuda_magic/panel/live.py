@@ -24,10 +24,11 @@ from .history import History, pack, thin
 from .marks import Marks
 from .peaks import Peaks
 from .people import people
+from .report import HistoryTable
 from .saved import HIDE, Saved, still
 from .watchers import Watchers
 
-__all__ = ["Panel", "current", "stop"]
+__all__ = ["Panel", "current", "last", "stop"]
 
 SENT = 9000
 """Readings of a device that go to a page at most when it gets the whole history: 1125 of eight, 140 of 64."""
@@ -40,6 +41,8 @@ PEOPLE = 5.0
 ALIVE = 5.0
 """Seconds after which a page without the control channel is told that an unchanged reading is a fresh one."""
 _current: Panel | None = None
+_last: Panel | None = None
+"""The panel that was shown last, closed or not: its history can still be asked for."""
 
 
 def current() -> Panel | None:
@@ -102,8 +105,10 @@ class Panel:
 
     def _begin(self) -> None:
         """Show what is there, and start to hear and read."""
-        global _current
+        global _current, _last
         _current = self
+        if self.cards.all:  # a recording and a cluster have histories of their own
+            _last = self
         self._send_plain()
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         # text/html is for pages without widgets, which would else show the text: the saved reading below says it all
@@ -203,7 +208,8 @@ class Panel:
 
     def _cell_begins(self, *_: Any) -> None:
         self.watchers.alive()
-        self.marks.begin(self.shell.execution_count, self._held())
+        # IPython 9 counts up before it runs a cell, 7 and 8 after: the display hook's number is the cell's in all
+        self.marks.begin(self.shell.displayhook.prompt_count, self._held())
 
     def _cell_ends(self, result: Any = None, *_: Any) -> None:
         self.watchers.alive()
@@ -327,6 +333,14 @@ class Panel:
             self._shown, self._shown_at = shown, time.monotonic()
             self.plain.value = HIDE + self.table._repr_html_()
             self.sent += 1
+
+
+def last() -> HistoryTable:
+    """The history of the panel that is shown, or was last."""
+    if _last is None:
+        return HistoryTable((), ())
+    label = _last.table.reading.label
+    return HistoryTable(tuple(_last.history.points()), tuple(_last.cards.all), tuple(_last.marks.all), label)
 
 
 def stop() -> bool:

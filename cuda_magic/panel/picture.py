@@ -16,11 +16,11 @@ from ..render.units import bytes_text
 from .history import Point, Row, thin
 from .wire import FIELDS, MIB, PEAK, UNTOLD, USED, UTIL
 
-__all__ = ["STACK", "picture", "stacked"]
+__all__ = ["AT", "STACK", "picture", "stacked"]
 
 STACK = ("live", "cached", "fragmented", "pools", "context", "kernels", "others", "untold", "unattributed")
 """Parts from the ground up, as the bars and the panel's chart have them."""
-_AT = {**{name: 4 + i for i, name in enumerate(FIELDS)}, "untold": UNTOLD}
+AT = {**{name: 4 + i for i, name in enumerate(FIELDS)}, "untold": UNTOLD}
 POINTS = 120
 """Of each device, at most."""
 SHOWN = 8
@@ -37,7 +37,7 @@ def stacked(row: Row) -> dict[str, int] | None:
     left = row[USED] or 0
     parts = {}
     for name in STACK:
-        held = min(left, max(0, (row[_AT[name]] if len(row) > _AT[name] else 0) or 0))
+        held = min(left, max(0, (row[AT[name]] if len(row) > AT[name] else 0) or 0))
         parts[name] = held
         left -= held
     parts["untold"] += left

@@ -21,7 +21,7 @@ HIDE = "<style>.cuda-magic-saved{display:none}</style>"
 """The live panel's style: while it is on the page, the saved reading is not drawn below it."""
 
 NO_ERROR_LINE = (
-    "<style>.jp-OutputArea-child:has(> .jupyter-widgets:not(:has(.widget-vbox)))"
+    "<style>.jp-OutputArea-child:has(> .jupyter-widgets):not(:has(.widget-vbox))"
     ":has(+ .jp-OutputArea-child .cuda-magic-kept){display:none}</style>"
 )
 """A page without the kernel says "Error displaying widget" in the panel's place, the output before this one."""

@@ -36,7 +36,7 @@ LOOKS: tuple[Look, ...] = (
     Look("pending", "freed, still used by a stream", "p", "#a461b8", "stripes", 135, 1, 5),
     Look("pools", "other libraries' pools", "l", "#94762a", "stripes", 0, 3, 3),
     Look("context", "context and libraries", "o", "#8a63d2", "grid", 0, 2, 4),
-    Look("kernels", "my other kernels", "%", GREEN),
+    Look("kernels", "my other kernels", "%", GREEN, "stripes", 90, 6, 2),
     Look("others", "other processes", "=", GREY, "stripes", 45, 4, 3),
     Look("untold", "not told by the driver", "u", "#b8586f", "stripes", 90, 1, 4),
     Look("unattributed", "held by nobody visible", "?", "#b8586f", "dots", 0, 3, 3),

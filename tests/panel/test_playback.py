@@ -97,7 +97,7 @@ def test_a_long_recording_is_thinned_and_keeps_its_peak(monkeypatch):
     some = playback.thin(tables)
     assert len(some) == 10 and [t.reading.time for t in some] == sorted(t.reading.time for t in some)
     assert max(map(playback._used, some)) == max(map(playback._used, tables))
-    assert len(json.dumps(playback.frames(some)[1])) < 10 * 8 * 70
+    assert len(json.dumps(playback.frames(some)[1])) < 10 * 8 * 90
 
 
 def test_stop_says_what_it_stopped(run, file, capsys, tmp_path):

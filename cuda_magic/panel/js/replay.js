@@ -14,7 +14,7 @@ function replayTools(panel, redraw) {
   SPEEDS.forEach(([words, factor]) => { const option = make("option", "", words); option.value = factor; speed.append(option); });
   speed.value = 10;
   const stop = () => { clearInterval(timer); timer = null; put(play, "Play"); attribute(play, "aria-pressed", "false"); };
-  const play = button("cmg-pause cmg-play", "Play", "", () => {
+  const play = button("cmg-play", "Play", "", () => {
     if (timer) { stop(); return; }
     if (Number(slider.value) === last) slider.value = 0;
     at = times[slider.value];
