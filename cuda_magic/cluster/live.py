@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 from ..panel.live import ALIVE, Panel, stop
 from ..panel.saved import HIDE
 from ..panel.watchers import Watchers
-from ..panel.wire import MIB, unpack
+from ..panel.wire import MIB
 from ..result import Result
 from .connect import Cluster
 from .feed import Feed
@@ -21,6 +22,8 @@ BUDGET = 30_000
 """Characters of values that one message to the page carries at most; what is left over goes with the next tick."""
 PAST = 12_000
 """Of these, the history that a page gets after a gap."""
+POINTS = 300
+"""Readings that the history holds."""
 FIRST = 2.0
 """Seconds to wait for the engines' first readings."""
 
@@ -36,6 +39,7 @@ class ClusterPanel(Panel):
         self._pending: dict[int, None] = {}
         self._told = -1
         self._plain_due = 0
+        self._history: deque[tuple[float, list[str]]] = deque(maxlen=POINTS)
         self._whole = False
         """Whether a reading of all engines is among the notebook's outputs."""
         super().__init__(shell, self._now_table(alert), interval, alert, watchers)
@@ -50,7 +54,7 @@ class ClusterPanel(Panel):
         try:
             feed.first(FIRST)
             panel = cls(shell, feed, interval, alert, watchers or Watchers())
-            panel._history.append(panel._point())
+            panel._history.append((time.time(), panel._point()))
             panel._seq = 1
             panel._begin()
         except BaseException:
@@ -69,7 +73,19 @@ class ClusterPanel(Panel):
         return self._now_table(self.alert)
 
     def _more(self) -> dict[str, Any]:
-        return {"label": self.state.label, "driver": "", "cards": self._cards(), "hosts": self._hosts()}
+        return {
+            "label": self.state.label,
+            "driver": "",
+            "cards": self._cards(),
+            "hosts": self._hosts(),
+            "base": self.base,
+        }
+
+    def _chart(self) -> Any:
+        return None
+
+    def _held(self) -> int | None:
+        return None
 
     def _cards(self) -> list[dict[str, Any]]:
         at = {id(host): i for i, host in enumerate(self.state.hosts)}
@@ -105,7 +121,8 @@ class ClusterPanel(Panel):
             return
         self.read_at = time.monotonic()
         self._seq += 1
-        self._history.append(self._point())
+        self.marks.read(None)
+        self._history.append((time.time(), self._point()))
         self._pending.update(dict.fromkeys(sorted(self.state.changed)))
         self.state.changed.clear()
         complete = not self._whole and all(e.state != "waits" for e in self.state.engines.values())
@@ -116,16 +133,18 @@ class ClusterPanel(Panel):
     def _send_rich(self) -> None:
         self._send_names()
         rows = self.state.rows
-        message: dict[str, Any] = {"s": self._seq}
+        marks = self.marks.version
+        message: dict[str, Any] = {"s": self._seq, "t": round(self._history[-1][0] - self.base, 2)}
         room = BUDGET
-        if self._owed:
+        if self._missed is not None:
             self._pending = dict.fromkeys(range(len(rows)))
             past = self._past()
             if past:
-                message["h"] = past
+                message |= {"w": [], "p": past}
                 room -= PAST
-            self._owed = False
-        elif not self._pending:
+            message["m"] = self.marks.all[-50:]
+            self._missed = None
+        elif not self._pending and marks == self._marks_sent:
             if not self.control and time.monotonic() - self._shown_at > ALIVE:
                 self._send(message)
             return
@@ -137,6 +156,8 @@ class ClusterPanel(Panel):
             sent.append(i)
         for i in sent:
             del self._pending[i]
+        message.setdefault("m", self.marks.after(self._marks_sent))
+        self._marks_sent = marks
         message["v"] = [rows[i].values for i in sent]
         if sent != list(range(len(rows))):
             message["i"] = sent
@@ -151,14 +172,18 @@ class ClusterPanel(Panel):
         if cards != self.rich.cards:
             self.rich.cards = cards
         self.rich.hosts = self._hosts()
+        alive = any(e.state == "live" for e in self.state.engines.values())
+        asked = any(e.state != "waits" for e in self.state.engines.values())
+        self.trouble = "no engine answers" if asked and not alive else ""
+        if self.trouble != self.rich.trouble:
+            self.rich.trouble = self.trouble
 
-    def _past(self) -> list[list[int | None]]:
+    def _past(self, has: int = 0) -> list[list[Any]]:  # type: ignore[override]
         """As much of the history as there is room for, the newest part."""
-        points: list[list[int | None]] = []
+        points: list[list[Any]] = []
         room = PAST
-        for point in reversed(self._history):
-            packed: Any = point
-            points.append([value for text in packed for value in unpack(text)[:2]])
+        for when, packed in reversed(self._history):
+            points.append([round(when - self.base, 2), *packed])
             room -= len(repr(points[-1])) + 2
             if room < 0:
                 points.pop()

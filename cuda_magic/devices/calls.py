@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .codes import FOR_EVER
-from .model import Memory, Process
+from .model import THROTTLED, Memory, Process
 
 __all__ = ["Calls", "NvmlFailed", "system_memory"]
 
@@ -21,6 +21,8 @@ _SOME = 32
 """Room for so many processes at first."""
 _ENOUGH = 1 << 60
 """No card has so many bytes: larger values are wrapped ones."""
+
+_TROUBLE = sum(THROTTLED)
 
 
 class NvmlFailed(Exception):
@@ -61,7 +63,7 @@ class Calls:
     def __init__(self, library: Any, handle: Any, shared: bool) -> None:
         self.library, self.handle, self.shared = library, handle, shared
         self._memory, self._memory2, self._rates = _Memory(), _Memory2(), _Rates()
-        self._number, self._count = ctypes.c_uint(), ctypes.c_uint()
+        self._number, self._count, self._bits = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_ulonglong()
         self._memory2.version = _VERSION_2
         self._at_memory2, self._at_rates = ctypes.byref(self._memory2), ctypes.byref(self._rates)
         self._at_count = ctypes.byref(self._count)
@@ -138,6 +140,26 @@ class Calls:
         number = self._number
         code = self._ask(name, ctypes.byref(number))
         return number.value / 1000 if code == 0 and number.value < 1 << 24 else None
+
+    def temperature_limit(self) -> int | None:
+        """Degrees Celsius at which the card slows itself down (NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)."""
+        number = self._number
+        code = self._ask("nvmlDeviceGetTemperatureThreshold", 1, ctypes.byref(number))
+        return number.value if code == 0 and 0 < number.value < 200 else None
+
+    def clock(self, name: str) -> int | None:
+        """MHz of the multiprocessors (NVML_CLOCK_SM), now or at most, as the call's `name` says."""
+        number = self._number
+        code = self._ask(name, 1, ctypes.byref(number))
+        return number.value if code == 0 and number.value < 1 << 16 else None
+
+    def throttled(self) -> int | None:
+        """Reasons for which the clock is held down, as bits; the older name of the call is the same call."""
+        bits = self._bits
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            if self._ask(name, ctypes.byref(bits)) == 0:
+                return bits.value & _TROUBLE
+        return None
 
     def processes(self, kind: str, total: int | None) -> list[Process] | None:
         """Processes of one `kind` (``Compute`` or ``Graphics``), None where they cannot be read."""

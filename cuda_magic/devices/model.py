@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["Device", "DeviceSource", "Memory", "Process", "Reading", "Status"]
+__all__ = ["THROTTLED", "Device", "DeviceSource", "Memory", "Process", "Reading", "Status"]
+
+THROTTLED = {
+    0x04: "held to its power limit",
+    0x08: "slowed down by the hardware",
+    0x20: "held down for its temperature",
+    0x40: "slowed down for its temperature",
+    0x80: "slowed down by the power supply",
+}
+"""NVML's reasons for a lower clock (nvml.h, nvmlClocksEventReason...); an idle card's and the user's own settings are
+no trouble and not among them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,14 @@ class Device:
     power: float | None = None
     """Watts."""
     power_limit: float | None = None
+    temperature_limit: int | None = None
+    """Degrees Celsius at which the card slows itself down."""
+    clock: int | None = None
+    """MHz of the multiprocessors, now."""
+    clock_limit: int | None = None
+    """MHz at most."""
+    throttled: int | None = None
+    """Why the clock is held down, as bits of `THROTTLED`; 0 where it is not."""
     compute_capability: tuple[int, int] | None = None
     compute_mode: str | None = None
     """``default``, ``prohibited`` or ``exclusive-process``."""

@@ -35,6 +35,17 @@ class _Known:
     fields: dict[str, Any] = field(default_factory=dict)
     slow: dict[str, Any] = field(default_factory=dict)
     graphics: list[Process] | None = None
+    asked: dict[str, Any] = field(default_factory=dict)
+    """Limits, asked once."""
+
+    def limits(self) -> dict[str, Any]:
+        """The temperature and the clock that the card is made for."""
+        if not self.asked and self.calls is not None:
+            self.asked = {
+                "temperature_limit": self.calls.temperature_limit(),
+                "clock_limit": self.calls.clock("nvmlDeviceGetMaxClockInfo"),
+            }
+        return self.asked
 
     def __post_init__(self) -> None:
         names = ("index", "name", "uuid", "bus_id", "compute_capability", "compute_mode", "parent", "mig_mode")
@@ -174,6 +185,9 @@ class Nvml:
                     "temperature": calls.temperature(),
                     "power": calls.watts("nvmlDeviceGetPowerUsage"),
                     "power_limit": calls.watts("nvmlDeviceGetEnforcedPowerLimit"),
+                    "clock": calls.clock("nvmlDeviceGetClockInfo"),
+                    "throttled": calls.throttled(),
+                    **known.limits(),
                 }
         except NvmlFailed as failed:
             if failed.code == 1:

@@ -20,7 +20,7 @@ __all__ = ["FIELDS", "Recorder", "load", "start", "stop"]
 FIELDS = (
     "time", "label", "index", "parent", "cuda", "name", "uuid", "total", "used", "free", "reserved_by_driver",
     "utilization", "temperature", "power", "allocated", "cached", "fragmented", "context", "pools", "other_kernels",
-    "other_processes", "unattributed", "error",
+    "other_processes", "untold", "unattributed", "error",
 )  # fmt: skip
 """Columns of a recording: seconds since the epoch, bytes, percent, degrees Celsius, watts."""
 _WORDS = frozenset({"label", "name", "uuid", "error"})
@@ -230,6 +230,7 @@ def _table(stamp: float, rows: list[dict[str, Any]]) -> MemoryTable:
                 row["other_processes"],
                 row["unattributed"],
                 row["reserved_by_driver"],
+                untold=row["untold"],
             )
         )
     label = rows[0]["label"] or ""

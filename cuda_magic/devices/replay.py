@@ -10,11 +10,11 @@ from typing import Any
 
 from ..render.blocks import Block, Table, Title
 from ..render.units import NA, bytes_text, seconds_text
-from ..result import Result
+from ..result import Result, pandas
 from .recording import load
 from .table import MemoryTable
 
-__all__ = ["Replay", "replay"]
+__all__ = ["Replay", "replay", "steps", "timed"]
 
 _STEPS = "▁▂▃▄▅▆▇█"
 WIDE = 60
@@ -36,6 +36,10 @@ class Replay(Result):
         """One row a device and reading."""
         return [{"time": table.reading.time, **row} for table in self.tables for row in table.rows()]
 
+    def to_dataframe(self) -> Any:
+        """`rows`, the time as a moment in UTC."""
+        return timed(super().to_dataframe())
+
     def blocks(self) -> Sequence[Block]:
         first = self.tables[0].reading
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(first.time))
@@ -47,18 +51,25 @@ class Replay(Result):
             total = device.memory.total
             index = str(device.index) if device.parent is None else f"{device.parent}:{device.index}"
             low, high = (bytes_text(min(known)), bytes_text(max(known))) if known else (NA, NA)
-            lines.append((index, device.name or NA, low, high, bytes_text(total), _line(used, max(known, default=0))))
+            over_time = steps(used, total or max(known, default=0))
+            lines.append((index, device.name or NA, low, high, bytes_text(total), over_time))
         columns = ("GPU", "name", "lowest", "highest", "total", "used over time")
         return [Title(title, first.label), Table(columns, lines, frozenset({2, 3, 4}))]
 
 
-def _line(values: Sequence[int | None], highest: int) -> str:
-    """One mark for each stretch of time, its highest value against the recording's; a space where nothing is known."""
+def timed(frame: Any) -> Any:
+    """`frame` with its column of seconds since the epoch as moments in UTC."""
+    frame["time"] = pandas("to_dataframe").to_datetime(frame["time"], unit="s", utc=True)
+    return frame
+
+
+def steps(values: Sequence[int | None], highest: int) -> str:
+    """One mark for each stretch of time, its highest value against the whole card; a space where nothing is known."""
     cells = min(WIDE, len(values))
     row = ""
     for i in range(cells):
         some = [v for v in values[i * len(values) // cells : (i + 1) * len(values) // cells] if v is not None]
-        row += _STEPS[8 * max(some) // (highest + 1)] if some else " "
+        row += _STEPS[min(7, 8 * max(some) // (highest + 1))] if some else " "
     return row
 
 

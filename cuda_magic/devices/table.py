@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..render.blocks import Bar, Block, Note, Part, Table, Text, Title
+from ..render.blocks import Bar, Block, Legend, Note, Table, Text, Title
+from ..render.palette import LOOKS
 from ..render.units import NA, amount, bytes_text
 from ..result import Result
 from .model import Device, Reading
@@ -61,6 +62,7 @@ class MemoryTable(Result):
                     "this_process": part and part.process,
                     "other_kernels": part and part.kernels,
                     "other_processes": part and part.others,
+                    "untold": part and part.untold,
                     "unattributed": part and part.unattributed,
                     "error": device.error,
                 }
@@ -82,13 +84,13 @@ class MemoryTable(Result):
         blocks: list[Block] = [Title("GPU memory" + (f" ({', '.join(versions)})" if versions else ""), reading.label)]
         columns = ("GPU", "name", "used", "total", "free", "util", "temp", "power", "processes")
         blocks.append(Table(columns, [_cells(d) for d in reading.devices], frozenset({2, 3, 4, 5, 6, 7, 8})))
-        marks: dict[str, str] = {}
+        looks: dict[str, None] = {}
         for device, part in zip(reading.devices, self.splits, strict=False):
             if device.memory.used is not None and device.memory.total and not device.memory.unified:
                 blocks.append(_bar(device, part))
-                marks |= {mark: words for words, mark, _ in part.parts()}
-        if marks:
-            blocks.append(Text("  ".join(f"{mark} {words}" for mark, words in marks.items())))
+                looks |= {one.look: None for one in part.parts()}
+        if looks:
+            blocks.append(Legend(tuple(one.id for one in LOOKS if one.id in looks)))
         blocks += self._notes()
         return blocks
 
@@ -142,6 +144,5 @@ def _cells(device: Device) -> list[str]:
 
 
 def _bar(device: Device, split: Split) -> Bar:
-    parts = [Part(words, size, mark) for words, mark, size in split.parts()]
     cuda = "" if split.cuda in (None, device.index) else f" = cuda:{split.cuda}"
-    return Bar(f"GPU {_label(device)}{cuda}", parts, device.memory.total or 0, f"{percent(device) or 0:.0f} %")
+    return Bar(f"GPU {_label(device)}{cuda}", split.parts(), device.memory.total or 0, f"{percent(device) or 0:.0f} %")

@@ -18,7 +18,7 @@ SPEC = Spec(
     ),
     options=(
         Option("--once", "one reading, as a table that a saved notebook keeps"),
-        Option("--df", "the reading as a pandas DataFrame; goes with --who, --map, --free and --replay too"),
+        Option("--df", "the reading as a pandas DataFrame; goes with --who, --map, --free, --history and --replay too"),
         Option("--json", "the same as a dict, sizes in bytes"),
         Option("--who", "processes on each GPU with their notebooks, and this kernel's variables by bytes"),
         Option("--map", "picture of the allocator's segments, and the largest tensor that fits"),
@@ -27,6 +27,7 @@ SPEC = Spec(
         Option("--outputs", "with --free: let go of Out and _ too"),
         Option("--log", "record readings until --stop; the ending is .csv, .jsonl or .parquet", "FILE"),
         Option("--replay", "show a recording in the panel (a table where there are no widgets)", "FILE"),
+        Option("--history", "the panel's readings over time, as a picture; with --df as a DataFrame"),
         Option("--interval", "seconds between two readings (at least 0.25)", "S", {"type": float}),
         Option("--alert", "percent of a device's memory above which it is said", "PERCENT", {"type": int}),
         Option(
@@ -50,6 +51,7 @@ SPEC = Spec(
         ("%gpu_mem --free --outputs", "give back, shown values too"),
         ("%gpu_mem --log run.csv --interval 2", "record in the background"),
         ("%gpu_mem --replay run.csv", "look at a recording"),
+        ("%gpu_mem --history --df", "what the panel's chart shows, as numbers"),
         ("%gpu_mem --cluster", "live panel of every engine's devices, by host"),
         ("%gpu_mem --cluster PROFILE --once", "one reading of them"),
         ("%gpu_mem --stop", "stop the panel and the recording"),
@@ -64,7 +66,7 @@ FLOOR = 0.25
 """Shortest interval in seconds."""
 CEILING = 86400
 """Longest interval in seconds: a day."""
-_ACTIONS = ("once", "who", "map", "snapshot", "free", "log", "replay", "stop")
+_ACTIONS = ("once", "who", "map", "snapshot", "free", "log", "replay", "history", "stop")
 
 
 def run(magics: Any, line: str, cell: str | None) -> Any:
@@ -120,6 +122,10 @@ def _answer(magics: Any, options: Any, asked: str) -> Any:
         return free(magics.shell, options.outputs)
     if asked == "snapshot":
         return _snapshot(Path(options.snapshot).expanduser())
+    if asked == "history":
+        from .. import panel
+
+        return panel.over_time()
     if asked == "replay":
         from ..devices.replay import replay
 

@@ -69,7 +69,8 @@ class Ledger(Result):
 
     def blocks(self) -> Sequence[Block]:
         blocks: list[Block] = [Title(f"This cell, {seconds_text(self.seconds)}", self.label)]
-        if self.entries:
+        shown = [e for e in self.entries if e.before or e.after or e.peak or e.mallocs or e.ooms] or self.entries[:1]
+        if shown:
             columns = ("device", "up to", "peak", "stays", "cudaMalloc", "retries", "out of memory")
             rows = [
                 (
@@ -81,7 +82,7 @@ class Ledger(Result):
                     str(e.retries),
                     str(e.ooms),
                 )
-                for e in self.entries
+                for e in shown
             ]
             blocks.append(Table(columns, rows, frozenset(range(1, 7))))
         if self.note:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..machine import machine
-from ..render.blocks import Block, Picture, Text, Title
+from ..render.blocks import Bar, Block, Legend, Part, Text, Title
+from ..render.palette import look
 from ..render.units import bytes_text
 from ..result import Result
 from .allocator import Segment, Stats, largest_free
@@ -22,8 +22,10 @@ WIDE = 64
 """Characters of the longest segment in text."""
 SHOWN = 24
 """Segments drawn, the largest ones; the others are summed up."""
-_LOOK = {"live": ("#", "#3b7dd8"), "pending": ("p", "#b07cc6"), "cached": ("+", "#8fb8ee"), "lost": ("~", "#d98b3a")}
-_WORDS = {"live": "live", "pending": "freed, still used by a stream", "cached": "cached", "lost": "shut in"}
+PIECES = 200
+"""Pieces of one segment's bar; of a segment cut finer each shows what most of its bytes are."""
+_LOOKS = {"live": "live", "cached": "cached", "lost": "fragmented", "pending": "pending"}
+"""Each state of a block with its look, in the legend's order."""
 MIB = 1 << 20
 
 
@@ -83,7 +85,7 @@ class Map(Result):
                 )
             )
             if device.segments:
-                blocks.append(Picture(_svg(device), _text(device)))
+                blocks += _picture(device)
             after = "" if device.compacted is None else f"; after compaction {bytes_text(device.compacted)}"
             blocks.append(Text(f"The largest tensor that fits now: {bytes_text(device.fits)}{after}"))
             if device.reason:
@@ -111,59 +113,55 @@ def _drawn(device: HeapMap) -> list[Segment]:
     return sorted(chosen, key=lambda s: (-s.size, s.address))
 
 
-def _text(device: HeapMap) -> str:
+def _picture(device: HeapMap) -> list[Block]:
+    """A bar for each segment, how many are not drawn, and the legend."""
     drawn = _drawn(device)
     longest = max(s.size for s in drawn)
-    lines = []
+    blocks: list[Block] = []
     for segment in drawn:
-        cells = max(1, round(WIDE * segment.size / longest))
-        row, done = "", 0
-        for block in segment.blocks:
-            done += block.size
-            row += _LOOK[_state(segment, block.state)][0] * (round(done / segment.size * cells) - len(row))
         kind = f"{segment.pool}{', expandable' if segment.expandable else ''}"
-        lines.append(f"{bytes_text(segment.size).rjust(11)} |{row}| {kind}")
-    rest = len(device.segments) - len(drawn)
-    if rest:
-        lines.append(f"{rest} smaller segments are not drawn")
+        label = bytes_text(segment.size).rjust(11)
+        blocks.append(Bar(label, _pieces(segment), segment.size, kind, segment.size / longest, WIDE))
+    rest = device.segments
+    if len(rest) > len(drawn):
+        left = sum(s.size for s in rest) - sum(s.size for s in drawn)
+        blocks.append(Text(f"{len(rest) - len(drawn)} smaller segments, {bytes_text(left)} in all, are not drawn"))
     used = {_state(s, b.state) for s in drawn for b in s.blocks}
-    lines.append("  ".join(f"{mark} {_WORDS[name]}" for name, (mark, _) in _LOOK.items() if name in used))
-    return "\n".join(lines)
+    return [*blocks, Legend(tuple(name for state, name in _LOOKS.items() if state in used))]
 
 
-def _svg(device: HeapMap) -> str:
-    drawn = _drawn(device)
-    longest = max(s.size for s in drawn)
-    high, left, wide = 18, 90, 520
-    parts = []
-    for row, segment in enumerate(drawn):
-        top = row * high
-        parts.append(
-            f'<text x="{left - 6}" y="{top + 12}" font-size="11" text-anchor="end" fill="currentColor">'
-            f"{html.escape(bytes_text(segment.size))}</text>"
-        )
-        for block in segment.blocks:
-            state = _state(segment, block.state)
-            x = left + (block.address - segment.address) / longest * wide
-            width = max(block.size / longest * wide, 0.4)
-            parts.append(
-                f'<rect x="{x:.1f}" y="{top + 2}" width="{width:.1f}" height="{high - 5}" fill="{_LOOK[state][1]}">'
-                f"<title>{bytes_text(block.size)} {_WORDS[state]}</title></rect>"
-            )
-        parts.append(
-            f'<rect x="{left}" y="{top + 2}" width="{segment.size / longest * wide:.1f}" height="{high - 5}"'
-            ' fill="none" stroke="currentColor" stroke-width="0.6"/>'
-        )
-    end = len(drawn) * high
-    for i, (name, (_, colour)) in enumerate(_LOOK.items()):
-        x = left + i * 130
-        parts.append(f'<rect x="{x}" y="{end + 5}" width="10" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 14}" y="{end + 14}" font-size="11" fill="currentColor">{_WORDS[name]}</text>')
-    words = html.escape(f"cuda:{device.cuda}: " + _text(device).splitlines()[-1])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 60}" height="{end + 22}" role="img"'
-        f' aria-label="{words}">{"".join(parts)}</svg>'
-    )
+def _pieces(segment: Segment) -> list[Part]:
+    """The segment's blocks as parts of a bar: neighbours of one state are one."""
+    runs: list[tuple[str, int]] = []
+    for block in segment.blocks:
+        _join(runs, _state(segment, block.state), block.size)
+    if len(runs) > PIECES:
+        runs = _coarse(runs, segment.size // PIECES + 1)
+    return [Part(one.words, size, one.mark, one.id) for one, size in ((look(_LOOKS[state]), n) for state, n in runs)]
+
+
+def _join(runs: list[tuple[str, int]], state: str, size: int) -> None:
+    if runs and runs[-1][0] == state:
+        size += runs.pop()[1]
+    runs.append((state, size))
+
+
+def _coarse(runs: list[tuple[str, int]], step: int) -> list[tuple[str, int]]:
+    """Pieces of `step` bytes, each of the state that most of its bytes have."""
+    made: list[tuple[str, int]] = []
+    held: dict[str, int] = {}
+    for state, size in runs:
+        left = size
+        while left:
+            part = min(left, step - sum(held.values()))
+            held[state] = held.get(state, 0) + part
+            left -= part
+            if sum(held.values()) == step:
+                _join(made, max(held, key=held.__getitem__), step)
+                held = {}
+    if held:
+        _join(made, max(held, key=held.__getitem__), sum(held.values()))
+    return made
 
 
 def heap_map() -> Map:

@@ -12,30 +12,22 @@ from typing import TYPE_CHECKING
 
 from ..devices.processes import Person, describe, this_process
 from ..environment.visible import resolve
+from ..render.blocks import Part
+from ..render.palette import look
 from .pools import pools
 
 if TYPE_CHECKING:
     from ..devices.model import Device, Reading
     from .allocator import Allocator
 
-__all__ = ["PARTS", "Split", "cuda_to_reading", "split"]
+__all__ = ["PARTS", "Split", "cuda_to_reading", "person", "split"]
 
 FRESH = 5.0
 """Seconds that a description of a process is good for."""
 _people: dict[tuple[int, int, bool, str], tuple[float, Person | None]] = {}
 
-PARTS: tuple[tuple[str, str, str], ...] = (
-    ("live", "tensors", "#"),
-    ("cached", "cache", "+"),
-    ("fragmented", "cache lost to fragmentation", "~"),
-    ("pools", "other libraries' pools", "l"),
-    ("context", "context and libraries", "o"),
-    ("kernels", "my other kernels", "%"),
-    ("others", "other processes", "="),
-    ("unattributed", "held by nobody visible", "?"),
-    ("reserved", "driver", "d"),
-)
-"""(field, words, mark) in the order in which they are drawn."""
+PARTS = ("live", "cached", "fragmented", "pools", "context", "kernels", "others", "untold", "unattributed", "reserved")
+"""Fields of `Split` that make up what is used, in the order in which they are drawn; each has a look of its name."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +55,15 @@ class Split:
     others: int | None = None
     """All other processes in the driver's list."""
     unattributed: int | None = None
-    """Used, and no process in the list holds it."""
+    """Used, and no process in the list holds it; None where the driver does not tell all."""
     reserved: int | None = None
     """The driver's own part."""
     outside: int = 0
     """How many processes in the list are outside this container."""
     on_host: int = 0
     """Of this process's tensors, bytes that are on the host, since the card had no room for them."""
+    untold: int | None = None
+    """Used, where the driver tells no list of processes, or lists some without their bytes (WSL2, MIG)."""
     includes_reserve: bool = False
     """An old driver: the reserve cannot be told apart and stands in `unattributed`."""
 
@@ -79,9 +73,10 @@ class Split:
         known = [n for n in (self.live, self.cached, self.fragmented, self.context, self.pools) if n is not None]
         return sum(known) if known else None
 
-    def parts(self) -> list[tuple[str, str, int]]:
-        """(words, mark, bytes) of each part that holds something."""
-        return [(words, mark, n) for name, words, mark in PARTS if (n := getattr(self, name))]
+    def parts(self) -> list[Part]:
+        """Each part that holds something, as it is drawn."""
+        held = [(look(name), getattr(self, name)) for name in PARTS]
+        return [Part(one.words, size, one.mark, one.id) for one, size in held if size]
 
 
 def cuda_to_reading(reading: Reading, allocator: Allocator | None = None) -> list[int]:
@@ -124,17 +119,17 @@ def split(reading: Reading, allocator: Allocator | None) -> tuple[Split, ...]:
     return tuple(made)
 
 
-def _person(pid: int, here: bool, label: str) -> Person:
+def person(pid: int, here: bool, label: str) -> Person:
     """`describe`, asked again after `FRESH` seconds: it reads files of the process, and a panel asks every second."""
     key = (os.getpid(), pid, here, label)
     now = time.monotonic()
-    at, person = _people.get(key, (float("-inf"), None))
-    if person is None or now - at > FRESH:
+    at, one = _people.get(key, (float("-inf"), None))
+    if one is None or now - at > FRESH:
         if len(_people) > 1000:
             _people.clear()
-        person = describe(pid, here, label)
-        _people[key] = now, person
-    return person
+        one = describe(pid, here, label)
+        _people[key] = now, one
+    return one
 
 
 def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: str, library: int | None) -> Split:
@@ -155,14 +150,14 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
     listed = {process.pid: process.used for process in device.processes or ()}
     this = this_process(listed, stats.reserved - stats.elsewhere) if here and not label else None
     for process in device.processes or ():
-        person = _person(process.pid, here, label)
-        if person.this or process.pid == this:
+        one = person(process.pid, here, label)
+        if one.this or process.pid == this:
             own = process.used
             continue
-        outside += person.outside
+        outside += one.outside
         if process.used is None:
             others = None
-        elif person.mine and person.kernel:
+        elif one.mine and one.kernel:
             kernels = (kernels or 0) + process.used
         elif others is not None:
             others += process.used
@@ -174,6 +169,8 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
             library = min(library, context)
             context -= library
     known = sum(n for n in (live, cached, fragmented, library, context, kernels, others) if n is not None)
+    rest = None if memory.used is None or memory.unified else max(0, memory.used - known)
+    hidden = device.processes is None or any(process.used is None for process in device.processes)
     return Split(
         device=device.index,
         total=memory.total,
@@ -186,9 +183,10 @@ def _one(device: Device, cuda: int | None, allocator: Allocator | None, label: s
         pools=library,
         kernels=kernels,
         others=others,
-        unattributed=None if memory.used is None or memory.unified else max(0, memory.used - known),
+        unattributed=None if hidden else rest,
         reserved=memory.reserved,
         outside=outside,
         includes_reserve=memory.used_includes_reserved,
         on_host=on_host,
+        untold=rest if hidden else None,
     )

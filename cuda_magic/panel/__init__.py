@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..devices.replay import Replay
 
-__all__ = ["close", "is_open", "replay", "show", "stop"]
+__all__ = ["close", "is_open", "over_time", "replay", "show", "stop"]
 
 
 def show(magics: Any, *, interval: float, alert: int) -> Any:
@@ -64,6 +64,14 @@ def replay(magics: Any, recording: Replay, alert: int) -> Replay | None:
         return recording
     Playback.show(magics.shell, recording, alert)
     return None
+
+
+def over_time() -> Any:
+    """The readings of the panel that is shown, or was last."""
+    from .report import HistoryTable
+
+    live = sys.modules.get(f"{__name__}.live")
+    return live.last() if live is not None else HistoryTable((), ())
 
 
 def stop() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,9 @@ from ..devices.table import MemoryTable
 from ..render import html
 from ..result import Result
 from . import wire
+from .history import Point
 from .live import Panel, stop
+from .picture import picture
 from .saved import HIDE
 from .watchers import Watchers
 
@@ -49,7 +52,13 @@ class Playback(Panel):
         times = [round(table.reading.time - began, 2) for table in kept]
         label = f"REPLAY, {label}" if label else "REPLAY"
         driver = self.table.reading.driver_version or ""
-        return {"label": label, "driver": driver, "cards": cards, "frames": values, "times": times}
+        return {"label": label, "driver": driver, "cards": cards, "frames": values, "times": times, "base": began}
+
+    def _chart(self) -> Any:
+        kept = thin(self.recording.tables)
+        cards, values = frames(kept)
+        drawn = picture([Point(table.reading.time, [*rows]) for table, rows in zip(kept, values, strict=True)], cards)
+        return drawn and replace(drawn, text="")  # the recording's own table has a line of each device
 
     def _run(self) -> None:
         while not (self._halt or self.is_rich):
@@ -64,7 +73,7 @@ class Playback(Panel):
 
 def thin(tables: tuple[MemoryTable, ...]) -> list[MemoryTable]:
     """At most as many readings as `NUMBERS` allows; of each stretch the one with the most memory in use."""
-    each = max(len(table.reading.devices) for table in tables) * (4 + len(wire.FIELDS))
+    each = max(len(table.reading.devices) for table in tables) * (4 + len(wire.FIELDS) + len(wire.MORE))
     most = max(2, NUMBERS // each)
     if len(tables) <= most:
         return list(tables)
@@ -82,8 +91,9 @@ def frames(tables: list[MemoryTable]) -> tuple[list[dict[str, Any]], list[list[l
     rows = []
     for table in tables:
         row = {}
-        for card, values in zip(wire.cards(table), wire.values(table), strict=True):
-            row[card["id"]] = values
+        splits = (*table.splits, *[None] * (len(table.reading.devices) - len(table.splits)))
+        for card, device, split in zip(wire.cards(table), table.reading.devices, splits, strict=True):
+            row[card["id"]] = wire.more(device, split, None)
             if card["id"] not in cards or card["total"] is not None:  # a lost card keeps its size
                 cards[card["id"]] = card
         rows.append(row)

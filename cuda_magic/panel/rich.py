@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets
 
+from ..render.palette import css, data
+
 __all__ = ["Rich"]
 
 _HERE = Path(__file__).parent
 
 
+SCRIPTS = (
+    "js/uPlot.iife.min.js",
+    "js/words.js",
+    "js/history.js",
+    "js/kernel.js",
+    "js/canvas.js",
+    "js/chart.js",
+    "js/export.js",
+    "js/rows.js",
+    "js/replay.js",
+    "panel.js",
+)
+"""One after the other they are the panel's module: no build step, and no request for a second file."""
+
+
+def _text(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def script() -> str:
+    """The module, the palette in front of it."""
+    return f"const LOOKS = {json.dumps(data())};\n" + "\n".join(map(_text, SCRIPTS))
+
+
 class Rich(anywidget.AnyWidget):
     """What the page needs before the first tick. Ticks are custom messages: no state grows with them."""
 
-    _esm = (_HERE / "panel.js").read_text(encoding="utf-8")
-    _css = (_HERE / "panel.css").read_text(encoding="utf-8")
+    _esm = script()
+    _css = _text("js/uPlot.min.css") + css() + _text("panel.css")
     key = traitlets.Unicode().tag(sync=True)
     """Names this panel on the control channel."""
     control = traitlets.Bool().tag(sync=True)
@@ -34,6 +61,12 @@ class Rich(anywidget.AnyWidget):
     """The driver's release."""
     cards = traitlets.List().tag(sync=True)
     """What changes rarely of each device (see wire.cards)."""
+    who = traitlets.List().tag(sync=True)
+    """Of each card its processes (see people.py)."""
+    trouble = traitlets.Unicode().tag(sync=True)
+    """Why there are no readings: the driver's sentence, or that no engine answers. Empty while there are."""
+    base = traitlets.Float().tag(sync=True)
+    """Seconds since the epoch from which times are counted."""
     hosts = traitlets.List().tag(sync=True)
     """Of a cluster: each host with its engines; a card's ``host`` is its place here. Empty for one machine."""
     frames = traitlets.List().tag(sync=True)

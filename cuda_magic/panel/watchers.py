@@ -35,7 +35,7 @@ class Watchers:
         self._clock = clock
         self._lock = threading.Lock()
         self._pages: dict[str, tuple[float, bool]] = {}
-        self._wanting: set[str] = set()
+        self._wanting: dict[str, int] = {}
         self._credit = budget
         self.answered = False
         """Whether a page has ever said that it can draw the rich panel."""
@@ -51,7 +51,8 @@ class Watchers:
             else:
                 self._pages[page] = self._clock() + self.lease, bool(said.get("see"))
             if said.get("t") in ("ready", "show"):
-                self._wanting.add(page)
+                has = said.get("seq")
+                self._wanting[page] = has if isinstance(has, int) else 0
 
     def alive(self, *_: Any) -> None:
         """A cell starts or ends: somebody is there."""
@@ -75,8 +76,8 @@ class Watchers:
             self._pages = {page: word for page, word in self._pages.items() if word[0] > now}
             return any(seen for _, seen in self._pages.values())
 
-    def wants(self) -> bool:
-        """Whether a page came into view since the last call: it needs the history."""
+    def wants(self) -> int | None:
+        """The last reading that a page has which came into view since the last call: it needs those after it."""
         with self._lock:
-            some, self._wanting = bool(self._wanting), set()
-            return some
+            has, self._wanting = self._wanting, {}
+            return min(has.values(), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Bar", "Block", "Code", "Note", "Part", "Picture", "Table", "Text", "Title"]
+__all__ = ["Bar", "Block", "Code", "Legend", "Note", "Part", "Picture", "Table", "Text", "Title"]
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,34 @@ class Table:
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of a bar: `amount` in bytes and the character that text draws for it."""
+    """One piece of a bar: `amount` in bytes, the character that text draws for it, and its look (palette.py)."""
 
     name: str
     amount: int
     mark: str = "#"
+    look: str = "live"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One device's memory as a bar of parts; `total` in bytes, what no part covers is free."""
+    """One device's memory as a bar of parts; `total` in bytes, what no part covers is free.
+
+    `scale` is its length as a share of the longest bar beside it, which takes `columns` in text.
+    """
 
     label: str
     parts: Sequence[Part]
     total: int
     after: str = ""
+    scale: float = 1.0
+    columns: int = 40
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the looks of the bars above mean: ids of palette.py."""
+
+    looks: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -75,4 +88,4 @@ class Picture:
     text: str
 
 
-Block = Title | Text | Note | Code | Table | Bar | Picture
+Block = Title | Text | Note | Code | Table | Bar | Legend | Picture

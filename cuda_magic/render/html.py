@@ -1,21 +1,26 @@
-"""Blocks as HTML, every text escaped here in one place. Inline styles: a saved notebook keeps no stylesheet."""
+"""Blocks as HTML, every text escaped here in one place. Inline styles: a saved notebook keeps no stylesheet.
+
+Where even these are stripped (GitHub), a bar and its legend are the marks that text draws: hidden by a style too.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable
 
-from .blocks import Bar, Block, Code, Note, Picture, Table, Text, Title
-from .text import plain
+from .blocks import Bar, Block, Code, Legend, Note, Picture, Table, Text, Title
+from .palette import look, paint
+from .text import bar_cells, plain
 from .units import bytes_text
 
 __all__ = ["draw", "escape"]
 
-# Colours that keep contrast on light and dark backgrounds; a part is also named in words below its bar.
-PART_COLOURS = ("#3b7dd8", "#8fb8ee", "#b07cc6", "#d98b3a", "#8a8a8a", "#4f9d69", "#c0504d", "#5d6d7e")
 _EDGE = {"info": "#3b7dd8", "warning": "#c77700", "error": "#c62828"}
 _CAPTION = "text-align:left;font-weight:bold;padding:4px 0;white-space:nowrap"
-_CELL = "padding:2px 10px;text-align:{};white-space:nowrap"
+_CELL = "padding:2px 8px;text-align:{}"
+# The colours are the picture's meaning: kept in print and where the user has forced colours of his own.
+_TRUE = "print-color-adjust:exact;forced-color-adjust:none"
+_STRIPPED = '<span style="display:none">{}</span>'
 
 
 def escape(text: str) -> str:
@@ -51,6 +56,8 @@ def _one(block: Block) -> str:
         return _table(block)
     if isinstance(block, Bar):
         return _bar(block)
+    if isinstance(block, Legend):
+        return _legend(block)
     assert isinstance(block, Picture)
     return block.svg
 
@@ -60,7 +67,8 @@ def _table(table: Table) -> str:
         scope = ' scope="col"' if tag == "th" else ""
         drawn = []
         for i, cell in enumerate(cells):
-            style = _CELL.format("right" if i in table.right else "left")
+            # numbers keep their line; words may wrap where a page is narrow, else its right columns are cut off
+            style = _CELL.format("right;white-space:nowrap" if i in table.right else "left")
             drawn.append(f'<{tag}{scope} style="{style}">{escape(str(cell))}</{tag}>')
         return f"<tr>{''.join(drawn)}</tr>"
 
@@ -72,14 +80,31 @@ def _table(table: Table) -> str:
 def _bar(bar: Bar) -> str:
     pieces = []
     words = []
-    for i, part in enumerate(bar.parts):
+    for part in bar.parts:
         share = 100 * max(part.amount, 0) / bar.total if bar.total else 0
-        colour = PART_COLOURS[i % len(PART_COLOURS)]
-        pieces.append(f'<span style="display:inline-block;height:12px;width:{share:.1f}%;background:{colour}"></span>')
-        words.append(f"{part.name} {bytes_text(part.amount)}")
+        name = f"{part.name} {bytes_text(part.amount)}"
+        pieces.append(
+            f'<span title="{escape(name)}" style="box-sizing:border-box;display:inline-block;height:12px;'
+            f'width:{share:.1f}%;background:{paint(look(part.look))};border-right:1px solid;{_TRUE}"></span>'
+        )
+        words.append(name)
     spoken = escape(f"{bar.label}: " + (", ".join(words) or "empty"))
     return (
         f'<div style="margin:2px 0">{escape(bar.label)} <span role="img" aria-label="{spoken}" title="{spoken}" '
-        f'style="display:inline-block;width:240px;height:12px;border:1px solid;line-height:0;vertical-align:middle">'
-        f"{''.join(pieces)}</span> {escape(bar.after)}</div>"
+        f'style="display:inline-block;width:{45 * bar.scale:.1f}%;max-width:{480 * bar.scale:.0f}px;height:12px;'
+        f'border:1px solid;line-height:0;vertical-align:middle;white-space:nowrap">{"".join(pieces)}'
+        f"{_STRIPPED.format(escape(bar_cells(bar)))}</span> {escape(bar.after)}</div>"
     )
+
+
+def _legend(legend: Legend) -> str:
+    """Each look as a swatch with its words: the one legend, of every bar and of the chart."""
+    items = []
+    for one in map(look, legend.looks):
+        swatch = (
+            f'<span style="display:inline-block;width:14px;height:12px;border:1px solid;vertical-align:middle;'
+            f'background:{paint(one)};{_TRUE}"></span>'
+        )
+        mark = _STRIPPED.format(escape(f"{one.mark} "))
+        items.append(f'<span style="margin-right:14px;white-space:nowrap">{swatch} {mark}{escape(one.words)}</span> ')
+    return f'<p style="margin:4px 0">{"".join(items)}</p>'

@@ -5,11 +5,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 
-from .blocks import Bar, Block, Code, Note, Picture, Table, Text, Title
+from .blocks import Bar, Block, Code, Legend, Note, Picture, Table, Text, Title
+from .palette import look
 
-__all__ = ["bar_text", "draw", "plain", "table_text", "width"]
-
-BAR_WIDTH = 40
+__all__ = ["bar_cells", "bar_text", "draw", "legend_text", "plain", "table_text", "width"]
 
 
 def plain(text: str) -> str:
@@ -41,8 +40,10 @@ def _lines(block: Block) -> list[str]:
         return table_text(block).split("\n")
     if isinstance(block, Bar):
         return [bar_text(block)]
+    if isinstance(block, Legend):
+        return [legend_text(block)]
     assert isinstance(block, Picture)
-    return block.text.split("\n")
+    return block.text.split("\n") if block.text else []
 
 
 def table_text(table: Table) -> str:
@@ -62,12 +63,23 @@ def table_text(table: Table) -> str:
     return "\n".join(([table.caption] if table.caption else []) + lines)
 
 
-def bar_text(bar: Bar, columns: int = BAR_WIDTH) -> str:
+def bar_cells(bar: Bar, columns: int = 0) -> str:
     """``[####==....]`` with one mark a part and a dot for what is free."""
+    columns = max(1, round((columns or bar.columns) * bar.scale))
     cells = ""
     done = 0
     for part in bar.parts:
         done += max(part.amount, 0)
         end = min(columns, round(done / bar.total * columns)) if bar.total else 0
         cells += part.mark[:1] * (end - len(cells))
-    return f"{plain(bar.label)} [{cells.ljust(columns, '.')}] {plain(bar.after)}".rstrip()
+    return f"[{cells.ljust(columns, '.')}]"
+
+
+def bar_text(bar: Bar, columns: int = 0) -> str:
+    """The bar between its words."""
+    return f"{plain(bar.label)} {bar_cells(bar, columns)} {plain(bar.after)}".rstrip()
+
+
+def legend_text(legend: Legend) -> str:
+    """The marks of the bars above, each with what it means."""
+    return "  ".join(f"{one.mark} {one.words}" for one in map(look, legend.looks))

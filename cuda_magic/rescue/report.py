@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..render.blocks import Block, Code, Note, Table, Text, Title
+from ..render.blocks import Bar, Block, Code, Legend, Note, Part, Table, Text, Title
+from ..render.palette import LOOKS, look
 from ..render.units import bytes_text
 from ..result import Result
 
@@ -25,6 +26,16 @@ _ASKED = ("not given", "not in --only", "excluded by --without")
 """Ends of reasons that the user's own line says already."""
 _BEYOND = ("too-large", "wrong-size", "library-failed", "lost-allocator")
 """Kinds that no memory made free would help: where it is is not shown; `holders` has it."""
+_LOOK = {
+    "cached": "cached",
+    "private-pool": "cached",
+    "fragmented": "fragmented",
+    "library-pool": "pools",
+    "context": "context",
+    "process": "others",
+    "driver": "reserved",
+}
+"""Kinds of holders that are no tensors of this kernel, each with its part of the bar."""
 _STATUS = {
     "ok": "nothing to rescue",
     "error": "the cell failed for another reason",
@@ -149,7 +160,7 @@ class Report(Result):
                 (*([str(r.line)] if lines else []), str(r.attempt), r.id, r.state, bytes_text(r.freed_bytes), r.reason)
                 for r in done
             ]
-            head = (*(["line"] if lines else []), "attempt", "rung", "", "made free", "what")
+            head = (*(["line"] if lines else []), "attempt", "rung", "result", "made free", "what")
             caption = "" if self.status in ("ok", "rescued", "error") else "What was tried"
             found.append(Table(head, rows, frozenset({0, 1, 4} if lines else {0, 3}), caption))
         last = {r.line: r.attempt for r in self.rungs}
@@ -180,14 +191,29 @@ class Report(Result):
         return found
 
     def _holders(self) -> list[Block]:
-        large = [h for h in self.holders if h.nbytes is None or h.nbytes >= _SMALL]
+        known = sorted(self.holders, key=lambda h: -(h.nbytes or 0))
+        large = [h for h in known if h.nbytes is None or h.nbytes >= _SMALL]
         if not large or self.kind in _BEYOND:
             return []
         rows = [(h.name, h.kind, bytes_text(h.nbytes), h.detail) for h in large[:SHOWN]]
         rest = large[SHOWN:]
         if rest:
             rows.append((f"{len(rest)} more", "", bytes_text(sum(h.nbytes or 0 for h in rest)), ""))
-        return [Table(("holder", "kind", "bytes", "what"), rows, frozenset({2}), "Where the memory is")]
+        table = Table(("holder", "kind", "bytes", "what"), rows, frozenset({2}), "Where the memory is")
+        return [table, *self._bar(large)]
+
+    def _bar(self, holders: Sequence[Holder]) -> list[Block]:
+        """The card as one bar, as %gpu_mem draws it; none where the holders are not known to be parts of one card."""
+        sizes: dict[str, int] = {}
+        for h in holders:
+            name = _LOOK.get(h.kind, "live")
+            sizes[name] = sizes.get(name, 0) + (h.nbytes or 0)
+        if self.device is None or not self.capacity or not 0 < sum(sizes.values()) <= self.capacity:
+            return []
+        looks = [one.id for one in LOOKS if one.id in sizes]
+        parts = [Part(look(name).words, sizes[name], look(name).mark, name) for name in looks]
+        share = f"{100 * sum(sizes.values()) / self.capacity:.0f} %"
+        return [Bar(f"GPU {self.device}", parts, self.capacity, share), Legend(looks)]
 
     def _steps(self) -> list[Block]:
         if not self.next_steps:

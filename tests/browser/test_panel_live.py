@@ -127,7 +127,7 @@ def test_a_server_without_anywidget_shows_the_plain_panel(tmp_path, chromium):
         page.run(1)
         assert page.until(lambda: page.has(".widget-html .cuda-magic"), 8)
         page.sleep(1)
-        assert sent_in(page, server, 1.5) >= 4 and told(server)[1] is False
+        assert 1 <= sent_in(page, server, 5.5) <= 2 and told(server)[1] is False
         assert not page.has(".jupyter-widgets-error-widget") and not page.dialogs() and not page.has(".cmg")
 
 
@@ -161,14 +161,16 @@ def test_a_saved_notebook_keeps_the_last_reading(lab, open_page):
     page.save()
     saved = nbformat.read(lab.root / "saved.ipynb", as_version=4)
     texts = [out["data"]["text/plain"] for out in saved.cells[1].outputs]
-    assert texts[0].startswith("GPU memory, live") and "NVIDIA H100" in texts[1]
+    assert "live" not in texts[0] and "below" in texts[0] and "NVIDIA H100" in texts[1]
     page_html, _ = HTMLExporter().from_notebook_node(saved)
-    assert "cuda-magic-saved" in page_html and "NVIDIA H100" in page_html
+    assert "cuda-magic-saved" in page_html and "NVIDIA H100" in page_html and "GPU memory over time" not in page_html
     lab.stop_kernels()
     page.page.reload()
     page.page.wait_for_selector(".cuda-magic-saved", timeout=20_000)
     assert page.js(hidden) == "block"
     assert page.until(lambda: "NVIDIA H100" in page.page.inner_text(".cuda-magic-saved"), 10)
+    page.sleep(1)
+    assert "Error displaying widget" not in page.page.inner_text(".jp-Notebook"), "no error line above it"
     page.close()  # a page that lost its kernel is not for the next test
 
 

@@ -319,14 +319,15 @@ def test_what_an_engine_says_of_itself_in_trouble():
 def test_a_message_to_the_page_is_bounded_and_nothing_is_lost(monkeypatch):
     """2048 devices that all change: 30 kB a message at most, every row within four, in turn."""
     from cuda_magic.cluster import live
+    from cuda_magic.panel.marks import Marks
 
     state = State(lambda: 0.0)
     for e in range(256):
         uuids = [f"{e}-{d}" for d in range(8)]
         say(state, e, f"b{e}", uuids, [[70_000 + e, 97, 61, 690, 60_000, 2000, 300, 600, 0, 0, 500]] * 8, f"n{e}")
     panel = object.__new__(live.ClusterPanel)
-    panel.state, panel._seq, panel._owed, panel._pending, panel._told = state, 1, True, {}, state.version
-    panel._history = [panel._point()]
+    panel.state, panel._seq, panel._missed, panel._pending, panel._told = state, 1, 0, {}, state.version
+    panel._history, panel.base, panel.marks, panel._marks_sent = [(0.0, panel._point())], 0.0, Marks(), 0
     sent = []
     monkeypatch.setattr(live.ClusterPanel, "_send", lambda self, message: sent.append(message))
     for _ in range(6):

@@ -22,6 +22,10 @@ EACH_TIME = (
     "nvmlDeviceGetTemperature",
     "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetTemperatureThreshold",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetMaxClockInfo",
+    "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetComputeRunningProcesses_v2",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -63,6 +67,17 @@ def test_a_card_is_read(fake_nvml):
         (7, 5 << 20, "graphics"),
         (4242, GIB, "compute"),
     ]
+
+
+def test_clocks_and_limits(fake_nvml):
+    """Limits are asked once; an idle card's lower clock is no trouble, power and heat are; none of it is no answer."""
+    fake_nvml.device(0, hot=89, clock=1200, fast=1980, held=0x1 | 0x4 | 0x40)
+    fake_nvml.device(1)
+    for _ in range(3):
+        one, two = source().read().devices
+    assert (one.temperature_limit, one.clock, one.clock_limit, one.throttled) == (89, 1200, 1980, 0x44)
+    assert (two.temperature_limit, two.clock, two.clock_limit, two.throttled) == (None, None, None, None)
+    assert fake_nvml.calls("nvmlDeviceGetMaxClockInfo") == 2
 
 
 def test_what_does_not_change_is_asked_once(fake_nvml):

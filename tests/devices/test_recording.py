@@ -9,7 +9,7 @@ import pytest
 import cuda_magic.testing
 from cuda_magic.devices import recording
 from cuda_magic.devices.command import once
-from cuda_magic.devices.replay import _line, replay
+from cuda_magic.devices.replay import replay, steps
 from cuda_magic.errors import UserError
 from cuda_magic.machine import use
 
@@ -52,8 +52,8 @@ def test_what_is_read_back_is_what_was_written(gpu, tmp_path, ending, capfd):
 
 def test_the_line_over_time_uses_its_height():
     """The highest reading is the highest mark, on a card of any size; nothing used is the lowest, unknown a space."""
-    assert _line([0, 4, None, 8], 8) == "▁▄ █"
-    assert _line([0, 0], 0) == "▁▁"
+    assert steps([0, 4, None, 8], 8) == "▁▄ █"
+    assert steps([0, 0], 0) == "▁▁"
 
 
 def test_two_readings_in_one_millisecond_stay_two(gpu, tmp_path):

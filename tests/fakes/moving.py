@@ -35,6 +35,11 @@ class Moving:
 
     def __post_init__(self) -> None:
         self.lost: set[int] = set()
+        self.peaks: dict[int, int] = {}
+        """Bytes of the highest that this process's tensors ever took on a card, where that is more than was read."""
+        self.ooms = 0
+        self.held = 0
+        """Bits of the clock's event reasons, of card 1."""
         self._at = 0
 
     def install(self) -> Moving:
@@ -44,6 +49,14 @@ class Moving:
 
     def lose(self, index: int) -> None:
         self.lost.add(index)
+
+    def find(self, index: int) -> None:
+        """The card is back."""
+        self.lost.discard(index)
+
+    def spike(self, index: int, peak: int) -> None:
+        """Tensors took `peak` bytes for a moment that no reading saw."""
+        self.peaks[index] = peak
 
     # -- the three seams
     def devices(self) -> Moving:
@@ -87,6 +100,10 @@ class Moving:
             temperature=35 + busy // 3,
             power=90.0 + 5.4 * busy,
             power_limit=700.0,
+            temperature_limit=87,
+            clock=1980 - 6 * busy,
+            clock_limit=1980,
+            throttled=self.held if i == 1 else 0,
             processes=tuple(found),
         )
 
@@ -110,7 +127,9 @@ class Holding:
 
     def stats(self, device: int) -> Stats:
         live = self.machine.live(device)
-        return Stats(live, live + (3 * GIB if live else 0), inactive_split=GIB if live else 0)
+        peak = self.machine.peaks.get(device, 0)
+        held = live + (3 * GIB if live else 0)
+        return Stats(live, held, peak, ooms=self.machine.ooms, inactive_split=GIB if live else 0)
 
     def room(self) -> str:
         """Nothing asks it for memory."""

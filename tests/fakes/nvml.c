@@ -4,6 +4,7 @@
  *   devices 2 | driver 580.65.06 | cuda 13000
  *   name.0 NVIDIA H200            fields of device 0; "name.0.1" are those of its MIG instance 1
  *   total.0 / used.0 / reserved.0 bytes;  util.0 percent;  temp.0 Celsius;  power.0, limit.0 milliwatts
+ *   hot.0 Celsius; clock.0, fast.0 MHz; held.0 bits of the clock's event reasons
  *   proc.0.0 PID BYTES            compute process 0 of device 0 (BYTES -1: not available);  gproc.0.0 graphics
  *   nproc.0 1 | ngproc.0 0 | mig.0 1 | nmig.0 2
  *   error.nvmlDeviceGetName 3     the call fails with this code;  error.nvmlDeviceGetName.0 for one device only
@@ -197,6 +198,18 @@ int nvmlDeviceGetPowerUsage(Handle *d, unsigned *out) {
 }
 int nvmlDeviceGetEnforcedPowerLimit(Handle *d, unsigned *out) {
     ENTER(d->id); if (!get("limit", d->id)) return 3; *out = (unsigned)number("limit", d->id, 0); return 0;
+}
+int nvmlDeviceGetTemperatureThreshold(Handle *d, int kind, unsigned *out) {
+    ENTER(d->id); if (kind != 1 || !get("hot", d->id)) return 3; *out = (unsigned)number("hot", d->id, 0); return 0;
+}
+int nvmlDeviceGetClockInfo(Handle *d, int kind, unsigned *out) {
+    ENTER(d->id); if (kind != 1 || !get("clock", d->id)) return 3; *out = (unsigned)number("clock", d->id, 0); return 0;
+}
+int nvmlDeviceGetMaxClockInfo(Handle *d, int kind, unsigned *out) {
+    ENTER(d->id); if (kind != 1 || !get("fast", d->id)) return 3; *out = (unsigned)number("fast", d->id, 0); return 0;
+}
+int nvmlDeviceGetCurrentClocksEventReasons(Handle *d, unsigned long long *out) {
+    ENTER(d->id); if (!get("held", d->id)) return 3; *out = (unsigned long long)number("held", d->id, 0); return 0;
 }
 int nvmlDeviceGetComputeMode(Handle *d, int *out) { ENTER(d->id); *out = (int)number("mode", d->id, 0); return 0; }
 int nvmlDeviceGetCudaComputeCapability(Handle *d, int *major, int *minor) {

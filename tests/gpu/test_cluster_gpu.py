@@ -101,9 +101,9 @@ def total(size):
     t = torch.full((1,), float(size), device='cuda')
     dist.all_reduce(t)
     return t.item()
-counts = [ranks.position()[0][1]]
+counts = [distributed.position()[0][1]]
 total(1)
-counts.append(ranks.position()[0][1])
+counts.append(distributed.position()[0][1])
 print('counts', counts)
 """
 

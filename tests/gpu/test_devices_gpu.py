@@ -110,7 +110,7 @@ t = once(); s = t.splits[mine(t)]
 print(json.dumps({"live": s.live, "torch": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved(),
    "held": s.live + s.cached + s.fragmented, "context": s.context, "used": s.used, "driver": s.reserved,
    "unattributed": s.unattributed, "others": s.others, "cuda": s.cuda,
-   "sum": sum(n for _, _, n in s.parts()), "text": repr(t)}))
+   "sum": sum(p.amount for p in s.parts()), "text": repr(t)}))
 """)
     print(found.pop("text"))
     record("gpu_mem split", found)

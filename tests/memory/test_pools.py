@@ -118,7 +118,7 @@ def test_a_pool_is_a_part_of_its_own_in_the_split(cupy, monkeypatch):
     )
     (part,) = split(Reading(0.0, (card,)), None)
     assert (part.pools, part.context) == (300 * MIB, 700 * MIB)
-    assert sum(n for _, _, n in part.parts()) == 1000 * MIB
+    assert sum(one.amount for one in part.parts()) == 1000 * MIB
 
 
 def test_the_caches_rung_says_what_a_library_keeps(jax):

@@ -48,7 +48,7 @@ def test_the_runtime_is_named(buildpack):
 def test_the_package_is_installed(buildpack):
     """A binder/ folder means that the package itself must be a line of the requirements."""
     lines = [line for line in BINDER.joinpath("requirements.txt").read_text().splitlines() if not line.startswith("#")]
-    assert lines == [".[dataframe,panel]"], "JupyterLab and ipywidgets are in the base image, torch would be gigabytes"
+    assert lines == [".[dataframe]"], "JupyterLab and ipywidgets are in the base image, torch would be gigabytes"
     install = re.compile(r'pip install .*-r "binder/requirements\.txt"')
     assert any(install.search(script) for _, script in buildpack.get_assemble_scripts())
     early = [script for _, script in buildpack.get_preassemble_scripts()]

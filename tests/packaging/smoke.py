@@ -18,7 +18,7 @@ def main():
     environment = Path(sys.prefix).resolve()
     assert Path(cuda_magic.__file__).resolve().is_relative_to(environment), cuda_magic.__file__
     assert importlib.metadata.version("cuda-magic") == cuda_magic.__version__
-    assert all(importlib.util.find_spec(name) is None for name in ("torch", "numpy", "pandas", "anywidget", "pytest"))
+    assert all(importlib.util.find_spec(name) is None for name in ("torch", "numpy", "pandas", "pytest"))
     for name in ("panel/panel.js", "panel/panel.css", "py.typed"):
         assert importlib.resources.files("cuda_magic").joinpath(name).is_file(), name
 

@@ -77,6 +77,7 @@ def test_the_wheel_is_the_package(archives):
     assert {"cuda_magic/panel/panel.js", "cuda_magic/panel/panel.css", "cuda_magic/py.typed"} <= inside
     info = f"cuda_magic-{VERSION}.dist-info"
     expected = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    expected.add(f"{info}/licenses/cuda_magic/panel/js/uPlot.LICENSE")
     assert names - inside - shims == expected
 
 
@@ -161,7 +162,7 @@ def test_metadata(archives):
     assert not [target for target in re.findall(r"\]\(([^)]+)\)", shown) if "://" not in target and target[0] != "#"]
     assert f"({where}/raw/main/docs/images/rescue.png)" in shown and f"({where}/blob/main/docs/guard.md)" in shown
     always = [one for one in said.get_all("Requires-Dist") if "extra ==" not in one]
-    assert len(always) <= 6 and not any(one.startswith(("torch", "numpy", "pandas")) for one in always)
+    assert len(always) <= 7 and not any(one.startswith(("torch", "numpy", "pandas")) for one in always)
     assert "cuda-magic = cuda_magic.cli:main" in scripts
 
 

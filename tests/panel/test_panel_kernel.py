@@ -155,8 +155,8 @@ def test_plain_first_then_rich_when_a_page_answers(magics):
     assert hear({"t": "ready", "see": True})["seq"] >= 1
     assert wait(lambda: sent)
     assert one.box.children == (one.rich,)
-    assert len(sent[0]["h"]) == sent[0]["s"] and len(sent[0]["v"]) == 2
-    assert wait(lambda: len(sent) > 1) and "h" not in sent[1]
+    assert len(sent[0]["p"]) == sent[0]["s"] and len(sent[0]["v"]) == 2
+    assert wait(lambda: len(sent) > 1) and "p" not in sent[1]
 
 
 def test_nothing_is_sent_when_nobody_looks_and_all_of_it_afterwards(magics):
@@ -171,9 +171,9 @@ def test_nothing_is_sent_when_nobody_looks_and_all_of_it_afterwards(magics):
     sent.clear()
     assert wait(lambda: one._seq > 4)
     assert not sent
-    hear({"t": "show", "see": True})
+    hear({"t": "show", "see": True, "seq": 2})
     assert wait(lambda: sent, 0.2)
-    assert len(sent[0]["h"]) == sent[0]["s"]
+    assert sent[0]["f"] <= 2 and len(sent[0]["p"]) == sent[0]["s"] - sent[0]["f"], "what the page missed, no more"
 
 
 def test_nothing_is_sent_when_nothing_changed(magics):

@@ -49,6 +49,7 @@ def test_the_panel_gets_the_whole_recording_and_reads_nothing(run, file, shell):
     assert wait(lambda: one.box.children == (one.rich,)) and wait(lambda: not samplers())
     assert fake.reads == 0 and one.sent == 0
     saved, _, _ = shell.display_pub.made[1]
+    assert "<svg" in saved["text/html"], "the recording's chart is kept too"
     assert saved["text/plain"] == repr(Replay(file.name, tuple(tables)))
     run("--stop")
     assert live.current() is None
@@ -92,11 +93,11 @@ def test_a_long_recording_is_thinned_and_keeps_its_peak(monkeypatch):
     before = use(fake)
     tables = tuple(once() for _ in range(60))
     use(before)
-    monkeypatch.setattr(playback, "NUMBERS", 10 * 8 * 12)
+    monkeypatch.setattr(playback, "NUMBERS", 10 * 8 * 16)
     some = playback.thin(tables)
     assert len(some) == 10 and [t.reading.time for t in some] == sorted(t.reading.time for t in some)
     assert max(map(playback._used, some)) == max(map(playback._used, tables))
-    assert len(json.dumps(playback.frames(some)[1])) < 10 * 8 * 70
+    assert len(json.dumps(playback.frames(some)[1])) < 10 * 8 * 90
 
 
 def test_stop_says_what_it_stopped(run, file, capsys, tmp_path):

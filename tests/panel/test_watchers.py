@@ -56,7 +56,7 @@ def test_a_page_that_comes_into_view_wants_the_history_once():
     """`ready` and `show` ask for it, a beat does not."""
     watchers = Watchers()
     watchers.hear({"t": "ready", "cid": "a", "see": False})
-    assert watchers.wants() and not watchers.wants()
+    assert watchers.wants() == 0 and watchers.wants() is None
     watchers.hear({"t": "beat", "cid": "a", "see": True})
     assert not watchers.wants()
 
