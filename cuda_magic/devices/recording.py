@@ -25,6 +25,8 @@ FIELDS = (
 """Columns of a recording: seconds since the epoch, bytes, percent, degrees Celsius, watts."""
 _WORDS = frozenset({"label", "name", "uuid", "error"})
 _REAL = frozenset({"time", "power"})
+_NEWER = frozenset({"untold"})
+"""Columns that earlier recordings do not have."""
 ENDINGS = (".csv", ".jsonl", ".parquet")
 
 
@@ -169,7 +171,8 @@ def _load(path: Path, ending: str) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", newline="") as file:
         if ending == ".csv":
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != FIELDS:
+            there = tuple(reader.fieldnames or ())
+            if there not in (FIELDS, tuple(name for name in FIELDS if name not in _NEWER)):
                 raise ValueError("other columns")
             for row in reader:
                 if None not in row.values():
@@ -188,7 +191,7 @@ def _load(path: Path, ending: str) -> Iterator[dict[str, Any]]:
 def _typed(row: dict[str, Any]) -> dict[str, Any]:
     typed: dict[str, Any] = {}
     for name in FIELDS:
-        value = row[name]
+        value = row.get(name) if name in _NEWER else row[name]
         if value is not None:
             value = str(value) if name in _WORDS else float(value) if name in _REAL else int(value)
         typed[name] = value
