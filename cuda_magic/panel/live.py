@@ -19,6 +19,7 @@ from ..devices.table import MemoryTable
 from ..kernel import control
 from ..machine import machine
 from ..result import Result
+from . import wire
 from .cards import Cards
 from .history import History, pack, thin
 from .marks import Marks
@@ -285,7 +286,7 @@ class Panel:
             if not self.control and time.monotonic() - self._shown_at > ALIVE:
                 self._send(message)
             return
-        message["v"] = now
+        message["v"] = [wire.pack(row) for row in now]
         if self._missed is not None:
             message |= self._past(self._missed)
             self._missed = None

@@ -1,4 +1,4 @@
-"""A reading as the page gets it: names once, then one list of whole numbers a device a tick.
+"""A reading as the page gets it: names once, then whole numbers for each device a tick, as one text.
 
 Sizes are in MiB, null where unknown: 8 devices take at most 1.3 kB a message, about 490 bytes of which are Jupyter's.
 """

@@ -38,7 +38,7 @@ LOOKS: tuple[Look, ...] = (
     Look("context", "context and libraries", "o", "#8a63d2", "grid", 0, 2, 4),
     Look("kernels", "my other kernels", "%", GREEN, "stripes", 90, 6, 2),
     Look("others", "other processes", "=", GREY, "stripes", 45, 4, 3),
-    Look("untold", "not told by the driver", "u", "#b8586f", "stripes", 90, 1, 4),
+    Look("untold", "not told by the driver", "u", "#b8586f", "stripes", 90, 1, 3),
     Look("unattributed", "held by nobody visible", "?", "#b8586f", "dots", 0, 3, 3),
     Look("reserved", "driver", "d", GREY, "stripes", 0, 1, 5),
     Look("free", "free", ".", "transparent", "none"),

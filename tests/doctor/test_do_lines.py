@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from doctor.test_doctor_situations import ROWS, bare, cards, docker, env, nvml, with_, wsl
+from test_doctor_situations import ROWS, bare, cards, docker, env, nvml, with_, wsl
 
 from cuda_magic.devices.model import Reading, Status
 from cuda_magic.doctor import diagnose

@@ -10,7 +10,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from environment.test_env_cases import CONF, Cards, clean, one, torch  # noqa: F401 - `clean` is a fixture
+from test_env_cases import CONF, Cards, clean, one, torch  # noqa: F401 - `clean` is a fixture
 
 from cuda_magic.devices import driver
 from cuda_magic.devices.model import Device, Reading, Status

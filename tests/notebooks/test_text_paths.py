@@ -105,7 +105,8 @@ def test_jupyter_execute_and_reopening(good):
 
     page = to_html(saved, "good")
     assert page.count("Practice GPU 24 GiB") >= 3 and "PRACTICE" in page
-    assert "GPU memory, live" in texts(good)  # the panel's words, and its last reading as a table
+    shown = texts(good)  # the panel's words, and its last reading as a table
+    assert "GPU memory over time: the last chart and reading are below." in shown and "; the panel is stopped." in shown
 
 
 @pytest.mark.parametrize(
