@@ -5,8 +5,8 @@ A GELU written out saves five tensors, and four of them come from the fifth. The
 with its sizes and layout, is tried once on the spot: it is used only if every byte came out the same.
 
 What such a tensor is computed from must not change until then: it is a saved tensor that nobody but autograd holds, a
-number, or a small copy of ours. Where the graph does not keep a number it cannot be done (``1 + x``), but for the eps
-of a layer norm, which is found out by trial, once for each weight.
+number, or a small copy of ours. Where the graph does not keep a number it cannot be done (``1 + x``, the eps of a layer
+norm): one that was found out by trial would only be known to be right for the values that it was tried with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ LEAST = 1 << 20
 """Bytes below which a copy is as cheap as looking."""
 _MOST = 8
 """Operations for one tensor."""
-_EPS = (1e-5, 1e-6, 1e-12)
 _SMALL = 64 << 10
 """Bytes up to which an operand that stays on the card is copied there, so that it is nobody's but ours."""
 _VIEWS = re.compile(
@@ -104,8 +103,6 @@ class Recipes:
         """{(number of the operation, which of its results): the result, where it was saved}"""
         self._right: dict[tuple[Any, ...], bool] = {}
         """Whether every byte came out the same, for each signature that was tried."""
-        self._eps: dict[int, tuple[float, Any]] = {}
-        """{storage of a layer norm's weight: (its eps, a weak reference that keeps the key from being used again)}"""
         self.found: list[Any] = []
         """Records that have got a recipe since this was emptied."""
         self._ready = hasattr(torch._C._autograd.SavedTensor, "data") and hasattr(torch._C, "_ExcludeDispatchKeyGuard")
@@ -127,10 +124,7 @@ class Recipes:
                 node = node.next_functions[0][0]
                 if node is None:
                     return
-            if node.name() == "NativeLayerNormBackward0":
-                self._layer_norm(record, node)
-            else:
-                self._give(record, self._recipe(node, tensor.dtype))
+            self._give(record, self._recipe(node, tensor.dtype))
 
     def _give(self, record: Any, recipe: Recipe | None) -> None:
         if recipe is None or recipe.count > _MOST or any(one.record is record for one in recipe.tokens()):
@@ -199,22 +193,6 @@ class Recipes:
         kept = torch.tensor(1 - p, dtype=torch.float32)
         scale = float(1 / kept)  # in single precision, as there
         return Recipe(f"dropout {p}", lambda x, m: x * m * scale, value, mask)
-
-    def _layer_norm(self, record: Any, node: Any) -> None:
-        norm, value = self._torch.nn.functional.layer_norm, self._token(node, "input")
-        weight, bias = self._token(node, "weight"), self._token(node, "bias")
-        if type(value) is not Token or weight is None or bias is None or Token in (type(weight), type(bias)):
-            return
-        shape, storage = tuple(node._saved_normalized_shape), node._raw_saved_weight.data.data.untyped_storage()
-        known = self._eps.get(storage._cdata)
-        for eps in _EPS if known is None else known[:1]:
-            self._give(
-                record, Recipe(f"norm {shape}", lambda x, w, b, e: norm(x, shape, w, b, e), value, weight, bias, eps)
-            )
-            if record.recipe is not None:
-                if known is None:
-                    self._eps[storage._cdata] = eps, self._torch.multiprocessing.reductions.StorageWeakRef(storage)
-                return
 
     def _of_self(self, node: Any, name: str, call: Callable[..., Any], *rest: Any) -> Recipe | None:
         operand = self._operand(node, "self", 0)
